@@ -1,0 +1,400 @@
+"""The JSON-lines schema every script of this project writes and the report reads.
+
+One object a line, told apart by its `record` key; every number is finite, an unknown value is null.
+A result file is `results/<gpu>/<kind>_<timestamp>.jsonl`; it starts with a `run` record (a sweep's with the
+`plan` before it). Rates: tflops is TFLOP per second and GPU; GiB is 2**30 bytes, GB is 10**9.
+
+    from harness import records
+    with records.Writer(path) as out:
+        out.write(records.Step(run_id=..., seq_len=8192, ...))
+    for line in open(path):
+        rec = records.parse(line)          # raises pydantic.ValidationError or ValueError
+
+No torch here: the report runs on a laptop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+SCHEMA = 1
+
+# What a failed length is called. The rules that decide between them are in measure/failures.py.
+FailureKind = Literal[
+    "gpu_oom", "host_oom", "killed_sig9", "timeout", "hang_at_op_build", "op_build_failed", "abi_mismatch",
+    "attn_unavailable", "attn_mismatch", "shm_too_small", "disk_full", "nccl_error", "port_in_use",
+    "bus_error", "toolkit_missing", "mixed_gpus", "non_finite_loss", "interrupted", "launcher_died",
+    "model_unavailable", "wrong_setting", "crashed",
+]  # fmt: skip
+
+
+class Base(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True)
+
+
+class Gpu(Base):
+    """The devices of one run, all alike. On a machine without a GPU `device` is "cpu" and `name` the processor's."""
+
+    device: Literal["cuda", "cpu"]
+    name: str
+    count: int
+    capability: tuple[int, int] | None = None
+    memory_gib: float | None = None
+    sm_count: int | None = None
+    uuids: list[str] = []
+    mig: bool = False
+    peak_tflops: float | None = Field(None, description="dense bf16 peak used for MFU; null = no MFU")
+    peak_source: str | None = Field(None, description="where the peak came from, or why there is none")
+    driver: str | None = None
+    power_limit_w: float | None = None
+    max_sm_clock_mhz: float | None = None
+    links: list[str] = Field([], description="distinct link kinds between the GPUs, as nvidia-smi topo names them")
+
+
+class Stack(Base):
+    """Versions; everything here but `attention_package` must be equal on two boxes to compare them."""
+
+    python: str
+    torch: str
+    cuda: str | None = None
+    transformers: str | None = None
+    deepspeed: str | None = None
+    liger_kernel: str | None = None
+    triton: str | None = None
+    nccl: str | None = None
+    attention_package: str | None = Field(None, description='e.g. "flash-attn-4 4.0.0b22"; null for sdpa')
+
+
+class Attention(Base):
+    requested: str = Field(description="the ATTN setting: auto, fa4, fa3, fa2, sdpa")
+    backend: str = Field(description="what the model really dispatches to, in the setting's words")
+    function: str | None = Field(None, description="module.function, never a path")
+    kernels: list[str] = Field([], description="names of attention kernels seen in the probe of that function")
+    mismatch: str | None = Field(None, description="set when what runs is not what was asked for")
+
+
+class Model(Base):
+    name: str
+    weights: Literal["real", "random"]
+    num_layers: int
+    parameters: int
+    config: dict = Field(description="the Hugging Face config as a dict: all that harness.flops needs")
+    uncounted: str | None = Field(None, description="why FLOPs are null, when they are")
+
+
+class Recipe(Base):
+    """What is trained and how; must be equal on two boxes to compare them."""
+
+    name: Literal["long-context", "short-context", "custom"]
+    zero_stage: int
+    offload_optimizer: bool
+    grad_checkpoint: bool
+    use_liger: bool = Field(description="asked for")
+    liger_applied: bool = Field(description="really patched into the model")
+    batch_size: int
+    grad_accum: int
+    compile: bool
+    doc_len: int | None = None
+    sp_size: int = 1
+    dtype: str = "bfloat16"
+    optimizer: str | None = Field(None, description="class really used, e.g. DeepSpeedCPUAdam")
+    deterministic: bool = False
+
+
+class Host(Base):
+    cpu: str | None = None
+    sockets: int | None = None
+    cores: int | None = None
+    ram_gib: float | None = None
+    shm_gib: float | None = None
+    omp_threads: int | None = None
+    affinity: int | None = Field(None, description="CPUs a rank may use")
+    nodes: list[str] = Field([], description="node names, in rank order")
+
+
+class Plan(Base):
+    """First line of a sweep file: what was asked for, so that what is missing can be told from what failed."""
+
+    record: Literal["plan"] = "plan"
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    sweep_key: str = Field(description="hash of settings, stack and GPUs; a later run with the same one continues")
+    seq_lens: list[int]
+    settings: dict
+    started: str
+
+
+class Run(Base):
+    """Everything needed to judge and repeat a measurement. A sweep file may hold several (one per launch)."""
+
+    record: Literal["run"] = "run"
+    schema_: Literal[1] = Field(SCHEMA, alias="schema")
+    kind: Literal["sweep", "attention", "ceilings", "decompose"]
+    run_id: str
+    started: str
+    source: Literal["measured", "published"] = "measured"
+    sweep_key: str | None = None
+    argv: list[str] = []
+    settings: dict = {}
+    gpu: Gpu
+    stack: Stack
+    host: Host = Host()
+    world_size: int = 1
+    attention: Attention | None = None
+    model: Model | None = None
+    recipe: Recipe | None = None
+    flop_convention: str | None = None
+    environment: dict[str, str] = Field({}, description="NCCL_*, allocator, determinism and threading variables")
+    memory_source: str | None = Field(None, description="what peak_mem_gib is on this device")
+    git_commit: str | None = None
+    notes: list[str] = []
+
+
+class GpuState(Base):
+    """Worst over the ranks: lowest clock, highest temperature, every throttle reason; power summed over GPUs."""
+
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: list[str] | None = None
+    energy_j: float | None = Field(None, description="of the interval, summed over GPUs, from the energy counter")
+
+
+class Step(Base):
+    record: Literal["step"] = "step"
+    run_id: str
+    seq_len: int
+    step: int
+    warmup: bool
+    exec_time_ms: float = Field(description="slowest rank")
+    tflops: float | None = None
+    peak_mem_gib: float | None = Field(None, description="reserved, worst rank")
+    peak_allocated_gib: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = Field(None, description="fraction of the peak, 0..1")
+    loss: float | None = None
+    alloc_retries: int | None = Field(None, description="allocator retries during this step, all ranks")
+    fastest_rank_ms: float | None = None
+    slowest_rank: int | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    gpu_state: GpuState | None = None
+    node_states: dict[str, GpuState] | None = Field(None, description="per node, with more than one")
+
+
+class Summary(Base):
+    """The measured outcome of one length. Times are of the steady steps (not warm-up)."""
+
+    record: Literal["summary"] = "summary"
+    run_id: str
+    seq_len: int
+    n: int
+    median_ms: float
+    ci_low_ms: float | None = None
+    ci_high_ms: float | None = None
+    min_ms: float | None = None
+    max_ms: float | None = None
+    tflops: float | None = None
+    mfu: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    peak_mem_gib: float | None = None
+    peak_allocated_gib: float | None = None
+    attention_tflop: float | None = Field(None, description="model TFLOP per GPU and step")
+    dense_tflop: float | None = None
+    warmup_steps: int = 0
+    steady: bool | None = Field(None, description="false: still drifting, or the allocator retried")
+    throttled: bool | None = None
+    joules_per_token: float | None = None
+    stopped_by: Literal["steps", "precision"] | None = None
+
+
+class Failure(Base):
+    record: Literal["failure"] = "failure"
+    run_id: str | None = None
+    seq_len: int
+    kind: FailureKind
+    rank: int | None = None
+    error: str = Field(description="the first error line of that rank")
+    return_code: int | None = None
+    steps_done: int = 0
+    advice: str | None = None
+
+
+class NotRun(Base):
+    record: Literal["not_run"] = "not_run"
+    seq_len: int
+    reason: str
+
+
+class RankError(Base):
+    """Written by the failing rank itself, before it dies; the sweep turns it into a Failure."""
+
+    record: Literal["rank_error"] = "rank_error"
+    run_id: str | None = None
+    seq_len: int | None = None
+    rank: int
+    error: str
+    traceback: str | None = None
+
+
+class AttentionTime(Base):
+    """bench_flash_attn.py: one backend at one length. The kernel's own count is 3.5x forward, the model's 3x."""
+
+    record: Literal["attention"] = "attention"
+    run_id: str
+    backend: str
+    seqlen: int
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    causal: bool = True
+    mode: Literal["burst", "sustained"] = "burst"
+    fwd_ms: float | None = None
+    bwd_ms: float | None = None
+    fwd_bwd_ms: float | None = None
+    fwd_tflops: float | None = None
+    fwd_bwd_tflops: float | None = Field(None, description="kernel count, 3.5x forward")
+    model_tflops: float | None = Field(None, description="model count, 3x forward: matches the step's")
+    fwd_bwd_ms_low: float | None = Field(None, description="2.5th percentile of the iterations")
+    fwd_bwd_ms_high: float | None = None
+    n: int | None = None
+    max_error: float | None = Field(None, description="largest |out - fp32 reference|")
+    gpu_state: GpuState | None = None
+    error: str | None = Field(None, description="why this backend gave no time")
+
+
+class Ceiling(Base):
+    """bench_ceilings.py: one thing the box can reach. `per_gpu` has one value a GPU, in device order."""
+
+    record: Literal["ceiling"] = "ceiling"
+    run_id: str
+    what: Literal["matmul", "model_matmul", "memory", "collective"]
+    name: str = Field(description="dtype, matmul of the model, copy/triad, or all_reduce/all_gather")
+    value: float | None = Field(None, description="median over GPUs; null when it cannot run")
+    unit: Literal["TFLOPS", "GB/s"]
+    best: float | None = None
+    shape: list[int] | None = Field(None, description="M, N, K of the best matmul, or the message bytes")
+    per_gpu: list[float] = []
+    published: float | None = Field(None, description="the published ceiling of this GPU")
+    unhealthy: bool | None = Field(None, description="some GPU under 60 % of what its kind reaches")
+    reason: str | None = Field(None, description="why it cannot run: silicon, torch, or kernel")
+
+
+class Bucket(Base):
+    name: str
+    ms: float
+    tflops: float | None = None
+    mfu: float | None = None
+
+
+class Decomposition(Base):
+    """bench_decompose.py: `two` and `full` each sum to step_ms; ranks are summarised by min and max."""
+
+    record: Literal["decomposition"] = "decomposition"
+    run_id: str
+    seq_len: int
+    step_ms: float
+    peak_mem_gib: float | None = None
+    two: list[Bucket] = Field(description="attention, everything else: the guide's split by compute-stream share")
+    full: list[Bucket] = Field(
+        description="attention, matmul, other_compute, optimizer, copies, exposed_communication, idle: by intervals"
+    )
+    hidden_communication_ms: float | None = None
+    exposed_communication_ms: float | None = None
+    busy_share: float | None = None
+    rank_range: dict[str, tuple[float, float]] = Field({}, description="bucket -> (min, max) ms over ranks")
+    unmatched: list[tuple[str, float]] = Field([], description="top kernels no rule named, with ms per step")
+    method: str = Field("kernels", description='"kernels" on a GPU, "cpu operators" without one')
+    notes: list[str] = []
+
+
+Record = Annotated[
+    Union[Plan, Run, Step, Summary, Failure, NotRun, RankError, AttentionTime, Ceiling, Decomposition],
+    Field(discriminator="record"),
+]
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
+
+
+def parse(line: str | bytes) -> Record:
+    """One line to one record. Raises pydantic.ValidationError (a ValueError) naming the field that is wrong."""
+    return _ADAPTER.validate_json(line)
+
+
+def validate(obj: dict) -> Record:
+    """The same for an object that is decoded already."""
+    return _ADAPTER.validate_python(obj)
+
+
+def dump(record: Base) -> str:
+    """One line without the newline; bare NaN and Infinity cannot come out (`allow_nan=False`)."""
+    return json.dumps(record.model_dump(mode="json"), allow_nan=False, ensure_ascii=False)
+
+
+class Writer:
+    """Appends records, each with a single write, so that no killed process leaves two halves in one line.
+
+    If the file ends in half a line (a writer was killed), a newline is put first, so the half is lost alone.
+    Raises OSError when the disk is full: what was written before stays.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def write(self, record: Base) -> None:
+        data = (dump(record) + "\n").encode()
+        if os.write(self._fd, data) != len(data):
+            os.write(self._fd, b"\n")  # raises ENOSPC when that is why; else ends the half line
+            raise OSError(f"{self.path}: only half a record could be written")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(6)
+
+
+def folder_name(gpu_name: str) -> str:
+    """`NVIDIA H200` -> `nvidia-h200`: the box's folder under results/."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-") or "unknown"
+
+
+def new_file(results: str | Path, gpu_name: str, kind: str) -> Path:
+    """results/<gpu>/<kind>_<timestamp>.jsonl, never an existing one."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    base = Path(results) / folder_name(gpu_name)
+    base.mkdir(parents=True, exist_ok=True)
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        path = base / f"{kind}_{stamp}{suffix}.jsonl"
+        try:
+            path.open("x").close()
+            return path
+        except FileExistsError:
+            continue
+    raise FileExistsError(f"{base}: a hundred {kind} files within one second")
