@@ -1,0 +1,168 @@
+"""State of one GPU while it works: SM clock, power, temperature, throttle reasons, energy, through NVML.
+
+Each rank watches its own GPU with one light thread; nothing is read inside the timed part by the measuring thread
+itself. What NVML does not tell (an old driver, a virtual GPU, no GPU) is None.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from harness.records import GpuState
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h). Idle and application-clock settings are no throttling.
+THROTTLE_BITS = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+}
+# The software power cap is how a GPU under full load normally runs; these mean the box is in trouble.
+TROUBLE = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+
+
+def throttle_names(bits: int) -> list[str]:
+    return [name for bit, name in THROTTLE_BITS.items() if bits & bit]
+
+
+@dataclass
+class Readings:
+    """Samples since the last `take`."""
+
+    clock_mhz: list[float] = field(default_factory=list)
+    power_w: list[float] = field(default_factory=list)
+    temperature_c: list[float] = field(default_factory=list)
+    bits: int | None = None
+
+
+class Sampler:
+    """Samples the GPU with this UUID until closed; `uuid` None gives a sampler whose states are all None."""
+
+    def __init__(self, uuid: str | None, period_s: float = 0.25):
+        self._handle = None
+        self._lock = threading.Lock()
+        self._readings = Readings()
+        self._stop = threading.Event()
+        if uuid is None:
+            return
+        import pynvml
+
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError:
+            return
+        self._energy_mj = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        self._thread = threading.Thread(target=self._loop, args=(period_s,), daemon=True, name="nvml")
+        self._thread.start()
+
+    def _read(self, function: str, *args) -> float | None:
+        try:
+            return getattr(self._nvml, function)(self._handle, *args)
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+
+    def _loop(self, period_s: float) -> None:
+        while not self._stop.is_set():
+            self.sample()
+            self._stop.wait(period_s)
+
+    def sample(self) -> None:
+        """Read once, now."""
+        clock = self._read("nvmlDeviceGetClockInfo", 1)  # 1 = NVML_CLOCK_SM
+        power = self._read("nvmlDeviceGetPowerUsage")  # mW
+        temperature = self._read("nvmlDeviceGetTemperature", 0)  # 0 = the GPU's own sensor
+        bits = self._read("nvmlDeviceGetCurrentClocksEventReasons")
+        with self._lock:
+            for values, value in (
+                (self._readings.clock_mhz, clock),
+                (self._readings.power_w, None if power is None else power / 1000),
+                (self._readings.temperature_c, temperature),
+            ):
+                if value is not None:
+                    values.append(value)
+            if bits is not None:
+                self._readings.bits = (self._readings.bits or 0) | int(bits)
+
+    def take(self) -> dict[str, float | None]:
+        """This GPU since the last call: lowest clock, mean power, highest temperature, throttle bits, energy in J."""
+        if self._handle is None:
+            return dict.fromkeys(("clock_mhz", "power_w", "temperature_c", "bits", "energy_j"))
+        with self._lock:
+            got, self._readings = self._readings, Readings()
+        energy = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        joules = None if energy is None or self._energy_mj is None else (energy - self._energy_mj) / 1000
+        self._energy_mj = energy
+        return {
+            "clock_mhz": min(got.clock_mhz, default=None),
+            "power_w": sum(got.power_w) / len(got.power_w) if got.power_w else None,
+            "temperature_c": max(got.temperature_c, default=None),
+            "bits": got.bits,
+            "energy_j": joules,
+        }
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._handle is not None:
+            self._thread.join(timeout=2)
+
+
+def combine(states: list[dict[str, float | None]]) -> GpuState | None:
+    """Several GPUs' `take` results to one record: the worst clock, temperature and throttling, power and energy added.
+
+    None when no GPU told anything; a sum is None unless every GPU told its part.
+    """
+
+    def told(key):
+        return [s[key] for s in states if s[key] is not None]
+
+    def total(key):
+        return sum(told(key)) if len(told(key)) == len(states) else None
+
+    if not any(value is not None for state in states for value in state.values()):
+        return None
+    bits = [int(b) for b in told("bits")]
+    every_bit = 0
+    for b in bits:
+        every_bit |= b
+    return GpuState(
+        sm_clock_mhz=min(told("clock_mhz"), default=None),
+        power_w=total("power_w"),
+        temperature_c=max(told("temperature_c"), default=None),
+        throttle=throttle_names(every_bit) if bits else None,
+        energy_j=total("energy_j"),
+    )
+
+
+def busy_processes(handles: list) -> list[str]:
+    """Processes that hold memory on these NVML handles, as "GPU 0: process 4242 holds 10.2 GiB"."""
+    import pynvml
+
+    found = []
+    for handle in handles:
+        try:
+            index = pynvml.nvmlDeviceGetIndex(handle)
+            for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                held = "unknown memory" if p.usedGpuMemory is None else f"{p.usedGpuMemory / 2**30:.1f} GiB"
+                found.append(f"GPU {index}: process {p.pid} holds {held}")
+        except pynvml.NVMLError:
+            continue
+    return found
+
+
+def wait_until_free(handles: list, before: list[int], timeout_s: float = 60) -> bool:
+    """Wait until each GPU's used memory is back to `before` (bytes) plus 1 GiB; else the next length fails falsely."""
+    import pynvml
+
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        used = [pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles]
+        if all(now <= then + 2**30 for now, then in zip(used, before, strict=True)):
+            return True
+        time.sleep(0.5)
+    return False
