@@ -1,0 +1,96 @@
+"""Medians and ratios of step times with their 95 % intervals.
+
+The statistic is the median, because one slow step (a collector pause, a first compilation) must not move it. Its
+interval is not a percentile bootstrap: with ten steps that covers the truth in 90 to 99 % of cases depending on the
+noise. Here the logarithms of the times get a winsorised standard error and a t quantile (Yuen, Biometrika 61, 1974:
+the fifth at either end is pulled in), Welch's degrees of freedom where two boxes meet, and one constant for the median
+being a little noisier than Yuen's trimmed mean. `python tests/bench_intervals.py` prints the coverage: with ten steps,
+0.3 to 3 % noise, equal or not on the two boxes, with or without a slow first step, 94 to 97 %.
+
+Steps are taken as independent; drift is for the caller to find. No torch here; the only cost is one scipy function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_STEPS = 3  # fewer say nothing about their spread
+TRIM = 0.2  # the share pulled in at either end
+MEDIAN_FACTOR = 1.08  # standard error of the median / of the 20 % trimmed mean, ten normal values: 0.373 / 0.345
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster (old time / new time). low and high are null where there are no steps to tell from."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def significant(self) -> bool | None:
+        """False: the interval spans 1, no difference is shown. Null: unknown."""
+        if self.low is None or self.high is None:
+            return None
+        return not self.low <= 1 <= self.high
+
+    def __str__(self) -> str:
+        """`1.84`, `1.84 [1.82, 1.86]`, or `~ [0.99, 1.01]` for no difference."""
+        if self.low is None or self.high is None:
+            return f"{self.value:.2f}"
+        value = f"{self.value:.2f}" if self.significant else "~"
+        return f"{value} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def median_interval(times: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Median and 95 % interval of positive times, in their unit; the interval is null for fewer than three.
+
+    Raises ValueError for no times, or one that is not finite and positive.
+    """
+    center, error, df = _log_median(times)
+    if error is None:
+        return math.exp(center), None, None
+    half = _t975(df) * error
+    return math.exp(center), math.exp(center - half), math.exp(center + half)
+
+
+def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
+    """median(old) / median(new) with its 95 % interval: the speedup when both are times of the same work.
+
+    The interval is null when either box has fewer than three steps. Raises ValueError as median_interval does.
+    """
+    old_center, old_error, old_df = _log_median(old)
+    new_center, new_error, new_df = _log_median(new)
+    center = old_center - new_center
+    if old_error is None or new_error is None:
+        return Ratio(math.exp(center))
+    a, b = old_error**2, new_error**2
+    df = (a + b) ** 2 / (a**2 / old_df + b**2 / new_df) if a + b > 0 else 1.0
+    half = _t975(df) * math.sqrt(a + b)
+    return Ratio(math.exp(center), math.exp(center - half), math.exp(center + half))
+
+
+def _log_median(times: Sequence[float]) -> tuple[float, float | None, int]:
+    """log of the median, its standard error (null under three times), degrees of freedom."""
+    values = np.sort(np.asarray(times, dtype=float))
+    n = len(values)
+    if not n or not np.all(np.isfinite(values)) or values[0] <= 0:
+        raise ValueError("times must be finite and positive, at least one")
+    center = math.log(np.median(values))
+    if n < MIN_STEPS:
+        return center, None, 0
+    cut = int(TRIM * n)
+    kept = n - 2 * cut
+    logs = np.clip(np.log(values), math.log(values[cut]), math.log(values[n - 1 - cut]))
+    variance = (n - 1) * logs.var(ddof=1) / (kept * (kept - 1))
+    return center, MEDIAN_FACTOR * math.sqrt(variance), kept - 1
+
+
+def _t975(df: float) -> float:
+    from scipy.special import stdtrit  # 0.2 s to import: not for a caller that has no steps
+
+    return float(stdtrit(df, 0.975))
