@@ -52,10 +52,11 @@ def median_interval(times: Sequence[float]) -> tuple[float, float | None, float 
     Raises ValueError for no times, or one that is not finite and positive.
     """
     center, error, df = _log_median(times)
+    median = float(np.median(times))
     if error is None:
-        return math.exp(center), None, None
+        return median, None, None
     half = _t975(df) * error
-    return math.exp(center), math.exp(center - half), math.exp(center + half)
+    return median, math.exp(center - half), math.exp(center + half)
 
 
 def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
@@ -66,12 +67,13 @@ def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
     old_center, old_error, old_df = _log_median(old)
     new_center, new_error, new_df = _log_median(new)
     center = old_center - new_center
+    value = float(np.median(old) / np.median(new))
     if old_error is None or new_error is None:
-        return Ratio(math.exp(center))
+        return Ratio(value)
     a, b = old_error**2, new_error**2
     df = (a + b) ** 2 / (a**2 / old_df + b**2 / new_df) if a + b > 0 else 1.0
     half = _t975(df) * math.sqrt(a + b)
-    return Ratio(math.exp(center), math.exp(center - half), math.exp(center + half))
+    return Ratio(value, math.exp(center - half), math.exp(center + half))
 
 
 def _log_median(times: Sequence[float]) -> tuple[float, float | None, int]:
