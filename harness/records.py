@@ -241,6 +241,7 @@ class RankError(Base):
     run_id: str | None = None
     seq_len: int | None = None
     rank: int
+    kind: FailureKind | None = Field(None, description="when the error itself says what it is")
     error: str
     traceback: str | None = None
 

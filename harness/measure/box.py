@@ -15,6 +15,8 @@ from harness.measure import stack
 class MixedGpus(RuntimeError):
     """Unlike GPUs in one run: the slow ones would set the pace and the peak would be of another card."""
 
+    kind = "mixed_gpus"
+
 
 def has_gpu() -> bool:
     """Whether torch can use a CUDA device; DS_ACCELERATOR=cpu says no in any case."""
@@ -29,6 +31,10 @@ def use_accelerator() -> str:
     """ "cuda" or "cpu"; on the CPU DeepSpeed is told so before it is imported."""
     if has_gpu():
         return "cuda"
+    if os.environ.get("DS_ACCELERATOR") != "cpu" and (visible := visible_gpus()).names:
+        raise RuntimeError(
+            f"{visible.names[0]} is here, this torch cannot use it: run ./install.sh (or DS_ACCELERATOR=cpu)"
+        )
     os.environ["DS_ACCELERATOR"] = "cpu"
     return "cpu"
 

@@ -20,6 +20,8 @@ from harness.measure.settings import Settings
 class ModelUnavailable(RuntimeError):
     """The model's config or weights cannot be had; the message says what to do."""
 
+    kind = "model_unavailable"
+
 
 @dataclass
 class Built:

@@ -155,14 +155,17 @@ def busy_processes(handles: list) -> list[str]:
     return found
 
 
-def wait_until_free(handles: list, before: list[int], timeout_s: float = 60) -> bool:
-    """Wait until each GPU's used memory is back to `before` (bytes) plus 1 GiB; else the next length fails falsely."""
+def used_bytes(handle) -> int:
     import pynvml
 
+    return pynvml.nvmlDeviceGetMemoryInfo(handle).used
+
+
+def wait_until_free(handles: list, before: list[int], timeout_s: float = 60) -> bool:
+    """Wait until each GPU's used memory is back to `before` (bytes) plus 1 GiB; else the next length fails falsely."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        used = [pynvml.nvmlDeviceGetMemoryInfo(h).used for h in handles]
-        if all(now <= then + 2**30 for now, then in zip(used, before, strict=True)):
+        if all(used_bytes(h) <= then + 2**30 for h, then in zip(handles, before, strict=True)):
             return True
         time.sleep(0.5)
     return False

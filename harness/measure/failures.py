@@ -1,0 +1,144 @@
+"""What a failed launch died of, from the errors its ranks wrote, its output and its return code.
+
+One ordered table. Among everything that was said the earliest rule wins, and under one rule the earliest line:
+one rank's out-of-memory makes the others fail in a collective, and only the first is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.records import FailureKind, RankError
+
+# Kinds that mean "does not fit", on a GPU and on a machine without one.
+OUT_OF_MEMORY = {"cuda": {"gpu_oom"}, "cpu": {"host_oom"}}
+
+# `crashed` stands for an error a rank wrote that no rule names; what comes after it is weaker evidence.
+RULES: list[tuple[FailureKind, str]] = [
+    ("gpu_oom", r"OutOfMemoryError:|(CUDA|HIP) out of memory\. Tried|RuntimeError: (CUDA|HIP) out of memory"),
+    ("gpu_oom", r"(CUDA|HIP) error: out of memory|Cuda failure 2 'out of memory'|Failed to CUDA (m|c)alloc"),
+    ("host_oom", r"DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory"),
+    ("host_oom", r"^(\[rank\d+\]:\s*)?(MemoryError|OSError: \[Errno 12\])|std::bad_alloc|Cannot allocate memory"),
+    ("shm_too_small", r"(posix_fallocate|/dev/shm|shm_open|shared memory).*No space left on device"),
+    ("shm_too_small", r"NCCL WARN .*No space left on device"),
+    ("disk_full", r"No space left on device|only half a record could be written"),
+    ("abi_mismatch", r"undefined symbol: \S+|was built for another torch"),
+    ("toolkit_missing", r"MissingCUDAException|CUDA_HOME does not exist|CUDA_HOME environment variable is not set"),
+    ("toolkit_missing", r"CUDAMismatchException|Installed CUDA version \S+ does not match|No such file.*\bnvcc\b"),
+    ("op_build_failed", r"Error building extension|Unable to JIT load|ninja: build stopped|Ninja is required"),
+    ("port_in_use", r"(Error|error).*(EADDRINUSE|[Aa]ddress already in use)"),
+    ("wrong_setting", r"^wrong setting: |error: unrecognized arguments"),
+    ("killed_sig9", r"exits with return code = -9|exitcode\s*:\s*-9\b|\bKilled\b(?!\w)(?=\s|$)"),
+    ("bus_error", r"Bus error|exits with return code = -7|exitcode\s*:\s*-7\b"),
+    ("crashed", r"(?!)"),
+    ("timeout", r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ms"),
+    ("port_in_use", r"failed to bind to .*(errno: 98|[Aa]ddress already in use)"),
+    ("nccl_error", r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL WARN|NCCL error"),
+]
+_COMPILED = [(kind, re.compile(pattern)) for kind, pattern in RULES]
+_CRASHED = next(i for i, (kind, _) in enumerate(RULES) if kind == "crashed")
+
+# The echo of another rank's death, or of a half-made object: never the cause.
+_ECHO = re.compile(
+    r"Exception ignored in|has no attribute 'ds_opt_adam'|Connection (closed|reset) by peer|"
+    r"Broken pipe|remote process exited|Socket Timeout|recvValue failed"
+)
+_RANK = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:?\s*")
+_ERROR_LINE = re.compile(
+    r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b(:|$)|^\w*error:|terminate called|Segmentation fault"
+)
+
+ADVICE: dict[str, str] = {
+    "gpu_oom": "does not fit on this GPU with this recipe",
+    "host_oom": "the machine's memory (or its limit) is too small for this length and recipe",
+    "killed_sig9": "most likely RAM or the container limit ran out (dmesg says); OFFLOAD_OPTIMIZER needs it",
+    "timeout": "no step was finished in TIMEOUT seconds; raise TIMEOUT if steps are that long",
+    "hang_at_op_build": "a build lock was left behind: run ./install.sh, which removes it",
+    "op_build_failed": "run ./install.sh, which builds the op once and shows the compiler's first error",
+    "abi_mismatch": "the package was built for another torch: run ./install.sh",
+    "attn_unavailable": "run ./install.sh, or choose with ATTN",
+    "attn_mismatch": "not what was asked for was about to run: run ./install.sh, or choose with ATTN",
+    "shm_too_small": "give the container more shared memory, e.g. --shm-size=16g",
+    "disk_full": "free space and run again: it continues",
+    "nccl_error": "run again with NCCL_DEBUG=WARN to see the cause",
+    "port_in_use": "another job holds the port",
+    "bus_error": "often /dev/shm: give the container more, e.g. --shm-size=16g",
+    "toolkit_missing": "install the CUDA toolkit of torch's version and set CUDA_HOME, or DS_SKIP_CUDA_CHECK=1",
+    "mixed_gpus": "choose equal GPUs with CUDA_VISIBLE_DEVICES",
+    "launcher_died": "the launcher was killed; its ranks were ended",
+    "model_unavailable": "see MODEL and WEIGHTS in the README",
+    "interrupted": "run again: it continues",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    kind: FailureKind
+    rank: int | None
+    error: str  # the first error line of that rank
+
+    @property
+    def advice(self) -> str | None:
+        return ADVICE.get(self.kind)
+
+
+def _rule(line: str) -> int | None:
+    if _ECHO.search(line):
+        return None
+    return next((i for i, (_, pattern) in enumerate(_COMPILED) if pattern.search(line)), None)
+
+
+def classify(output: Iterable[str], return_code: int | None, rank_errors: Iterable[RankError] = ()) -> Cause:
+    """The cause of a launch that did not finish its lengths.
+
+    output: the launcher's lines; return_code: the launcher's, None when the sweep itself ended it.
+    Never fails: what nothing names is `crashed`, or `launcher_died` when the launcher says all is well.
+    """
+    found: list[tuple[int, int, Cause]] = []  # (rule, order, cause)
+    order = 0
+    for e in rank_errors:
+        order += 1
+        rule = _rule(e.error)
+        if e.kind:  # the program knows better than any pattern
+            found.append(
+                (next((i for i, (k, _) in enumerate(RULES) if k == e.kind), 0), order, Cause(e.kind, e.rank, e.error))
+            )
+        elif rule is not None:
+            found.append((rule, order, Cause(RULES[rule][0], e.rank, e.error)))
+        elif not _ECHO.search(e.error):
+            found.append((_CRASHED, order, Cause("crashed", e.rank, e.error)))
+    fallback: Cause | None = None
+    for raw in output:
+        order += 1
+        rank = int(m[1]) if (m := _RANK.match(raw)) else None
+        line = _RANK.sub("", raw).strip()
+        rule = _rule(line)
+        if rule is not None:
+            found.append((rule, order, Cause(RULES[rule][0], rank, line[:500])))
+        elif fallback is None and _ERROR_LINE.search(line) and not _ECHO.search(line):
+            fallback = Cause("crashed", rank, line[:500])
+    if return_code in (-9, 137):
+        found.append(
+            (_CRASHED - 2, order, Cause("launcher_died", None, f"the launcher was killed (return code {return_code})"))
+        )
+    elif return_code == 247:  # 256 - 9: how the launcher passes a rank's SIGKILL on
+        found.append(
+            (_CRASHED - 2, order, Cause("killed_sig9", None, "a rank was killed with SIGKILL (return code 247)"))
+        )
+    if found:
+        return min(found, key=lambda f: f[:2])[2]
+    if fallback:
+        return fallback
+    if return_code == 0:
+        return Cause("launcher_died", None, "the launcher ended with 0 and left lengths without a result")
+    return Cause("crashed", None, f"no error line was seen (return code {return_code})")
+
+
+def hang(output: Iterable[str], timeout_s: float) -> Cause:
+    """The cause when nothing happened for `timeout_s` seconds: a left build lock is told from any other hang."""
+    last = [line for line in output if line.strip()][-5:]
+    if any("as PyTorch extensions root" in line for line in last) and not any("Loading extension" in x for x in last):
+        return Cause("hang_at_op_build", None, last[-1].strip()[:500])
+    return Cause("timeout", None, f"no step finished within TIMEOUT={timeout_s:g} s")

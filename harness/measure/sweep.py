@@ -1,0 +1,474 @@
+"""Sweep benchmark.py over sequence lengths, and outlive whatever goes wrong with it.
+
+    ./run_sweep.sh                                    # install if needed, then this
+    SEQLENS=guide ./run_sweep.sh                      # the guide's six lengths
+    SEQLENS="8192 32768" RECIPE=short-context ./run_sweep.sh
+    FIND_MAX=1 SEQLENS="131072 262144" ./run_sweep.sh # ... then the longest length that fits
+
+Every length ends in one record of results/<gpu>/sweep_<time>.jsonl: a summary, a failure or not_run. Run it again with
+the same settings and it continues where it stopped.
+
+exit codes: 0 every length was measured or is out of memory; 1 a measurement failed (the reason is the last line);
+2 wrong use or setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import flops, gpus, records
+from harness.measure import box, failures, stack, telemetry
+from harness.measure.launch import Launch, Tail, launcher_command
+from harness.measure.settings import SweepSettings, fail_setting, load
+
+TEARDOWN_S = 60  # for the launcher to end after its last summary
+RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full disk can still be recorded
+# Not part of what makes two sweeps the same: where to write, and how far to go.
+_NOT_IN_KEY = {"results", "result_file", "sweep_key", "fresh", "keep_going", "find_max", "granularity", "timeout"}
+_SHORT = {"summary": "measured", "not_run": "not run"}
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass
+class Sweep:
+    settings: SweepSettings
+    device: str
+    visible: box.Visible
+    ranks: int
+    file: Path
+    key: str
+    outcomes: dict[int, records.Base] = field(default_factory=dict)
+    run: records.Run | None = None  # of the newest launch
+    current: int | None = None
+    steps_done: int = 0
+
+    # ---- what is done -------------------------------------------------------------------------------------------
+
+    def final(self, seq_len: int) -> bool:
+        """Measured, or known not to fit: nothing that another run would change."""
+        outcome = self.outcomes.get(seq_len)
+        return isinstance(outcome, records.Summary) or (
+            isinstance(outcome, records.Failure) and outcome.kind in failures.OUT_OF_MEMORY[self.device]
+        )
+
+    def out_of_memory(self) -> list[int]:
+        return sorted(n for n in self.outcomes if self.final(n) and not self.measured(n))
+
+    def measured(self, seq_len: int) -> bool:
+        return isinstance(self.outcomes.get(seq_len), records.Summary)
+
+    def write(self, record: records.Base) -> None:
+        """Append; when the disk is full, give back the reserve and try once more."""
+        if getattr(record, "seq_len", None) is not None:
+            self.outcomes[record.seq_len] = record
+        reserve = self.file.with_suffix(".reserve")
+        try:
+            with records.Writer(self.file) as out:
+                out.write(record)
+        except OSError:
+            reserve.unlink(missing_ok=True)
+            with records.Writer(self.file) as out:
+                out.write(record)
+
+    # ---- launching ----------------------------------------------------------------------------------------------
+
+    def launch(self, lengths: list[int], **changed) -> failures.Cause | None:
+        """Run benchmark.py once over these lengths; None when each got its summary, else why the next one did not."""
+        flags = self.settings.benchmark_flags(lengths, result_file=self.file, sweep_key=self.key, **changed)
+        environment = dict(os.environ, PYTHONUNBUFFERED="1", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+        if self.device == "cpu":
+            environment |= {"DS_ACCELERATOR": "cpu"}
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.ranks)))
+        else:
+            environment.pop("CUDA_VISIBLE_DEVICES", None)  # --include says the same, and takes no UUIDs
+        before = [telemetry.used_bytes(h) for h in self.visible.handles]
+        self.run, self.current, self.steps_done = None, lengths[0], 0
+        tail = Tail(self.file)
+        launch = Launch(
+            launcher_command("benchmark.py", flags, self.where()), environment, self.file.with_suffix(".log")
+        )
+        try:
+            cause = self.watch(launch, tail, lengths)
+        finally:
+            launch.end()
+            if self.visible.handles and not telemetry.wait_until_free(self.visible.handles, before):
+                console.print(
+                    "warning: GPU memory was not given back within a minute; the next length may fail falsely"
+                )
+        return cause
+
+    def where(self) -> list[str]:
+        s = self.settings
+        if s.hostfile:
+            return ["--hostfile", str(s.hostfile.resolve()), *s.launcher_args.split()]
+        if self.device == "cpu":
+            return ["--num_gpus", str(self.ranks), *s.launcher_args.split()]
+        return ["--include", "localhost:" + ",".join(map(str, self.visible.indices)), *s.launcher_args.split()]
+
+    def watch(self, launch: Launch, tail: Tail, lengths: list[int]) -> failures.Cause | None:
+        started = last = said = time.monotonic()
+        errors: list[records.RankError] = []
+        while True:
+            code = launch.process.poll()
+            for record in tail.read():
+                last = time.monotonic()
+                self.take(record, lengths, started)
+                if isinstance(record, records.RankError):
+                    errors.append(record)
+            left = [n for n in lengths if not self.measured(n)]
+            if left:
+                self.current = left[0]
+            now = time.monotonic()
+            if code is not None:
+                return failures.classify(launch.lines, code, errors) if left else None
+            if not left and now - last > TEARDOWN_S:
+                return None  # every step is there; what hangs is the teardown
+            if left and now - last > self.settings.timeout:
+                return failures.hang(launch.lines, self.settings.timeout)
+            if now - max(last, said) > 15:
+                said = now
+                what = "starting up" if self.run is None else f"{self.current}: step {self.steps_done}"
+                console.print(f"  ... {what}, {now - last:.0f} s since the last record (log: {launch.log})")
+            time.sleep(0.2)
+
+    def take(self, record: records.Base, lengths: list[int], started: float) -> None:
+        """Follow a launch's records: keep outcomes, show progress."""
+        if isinstance(record, records.Run):
+            self.run = record
+            kernels = f", kernels {', '.join(record.attention.kernels)}" if record.attention.kernels else ""
+            console.print(f"  {record.attention.backend} attention ({record.attention.function}{kernels})")
+            for note in record.notes:
+                console.print(f"  note: {note}")
+        elif isinstance(record, records.Step):
+            self.steps_done = 0 if record.seq_len != self.current else self.steps_done + 1
+            self.current = record.seq_len
+            rate = f"{record.tflops:.4g} TFLOPS" if record.tflops is not None else "no TFLOPS"
+            warm = "warm-up " if record.warmup else ""
+            eta = self.time_left(record, lengths)
+            console.print(
+                f"  {record.seq_len}: {warm}step {record.step + 1}, {record.exec_time_ms:.0f} ms, {rate}, {eta} left"
+            )
+        elif isinstance(record, records.Summary):
+            self.outcomes[record.seq_len] = record
+
+    def time_left(self, step: records.Step, lengths: list[int]) -> str:
+        """At most this long: the steps still to come, scaled by FLOPs from the last one."""
+        per_launch = self.settings.steps + self.settings.warmup_steps
+        here = max(0, per_launch - step.step - 1) * step.exec_time_ms / 1e3
+        seconds = here + sum(
+            per_launch * step.exec_time_ms / 1e3 * self.work(n) / self.work(step.seq_len)
+            for n in lengths
+            if n > step.seq_len
+        )
+        return f"at most {seconds:.0f} s" if seconds < 120 else f"at most {seconds / 60:.0f} min"
+
+    def work(self, seq_len: int) -> float:
+        try:
+            return flops.count(self.run.model.config, seq_len, doc_len=self.settings.doc_len).total_tflop
+        except flops.Uncountable:
+            return seq_len
+
+    # ---- the sweep ----------------------------------------------------------------------------------------------
+
+    def measure(self, lengths: list[int]) -> None:
+        """Give every length its outcome."""
+        pending = [n for n in sorted(lengths) if not self.final(n)]
+        alone = port_retried = False
+        while pending:
+            short = [n for n in self.out_of_memory() if n < pending[0]]
+            if short and not self.settings.keep_going:
+                self.skip(pending, f"{short[0]} tokens ran out of memory (KEEP_GOING=1 tries on)")
+                return
+            batch = pending[:1] if self.settings.isolate or alone else pending
+            console.print(f"launching {self.ranks} ranks for {' '.join(map(str, batch))} tokens")
+            cause = self.launch(batch)
+            pending = [n for n in pending if not self.measured(n)]
+            failed = next((n for n in batch if not self.measured(n)), None)
+            if failed is None:
+                alone = False
+                continue
+            if cause.kind == "port_in_use" and not port_retried:
+                port_retried = True
+                console.print("  the port was taken meanwhile: trying another")
+                continue
+            fits_not = cause.kind in failures.OUT_OF_MEMORY[self.device]
+            if fits_not and failed != batch[0]:
+                # Shorter lengths ran before it in this process; by itself it may fit.
+                alone = True
+                console.print(f"  {failed}: {cause.kind} after other lengths; once more by itself")
+                continue
+            alone = False
+            self.fail(failed, cause)
+            pending.remove(failed)
+            if self.run is None or cause.kind == "disk_full":
+                self.skip(pending, f"not tried: {cause.kind} at {failed} would be the same for every length")
+                return
+
+    def fail(self, seq_len: int, cause: failures.Cause) -> None:
+        console.print(f"  {seq_len}: {cause.kind}: {cause.error}")
+        self.write(
+            records.Failure(
+                run_id=self.run.run_id if self.run else None,
+                seq_len=seq_len,
+                kind=cause.kind,
+                rank=cause.rank,
+                error=cause.error,
+                steps_done=self.steps_done if self.current == seq_len else 0,
+                advice=cause.advice,
+            )
+        )
+
+    def skip(self, lengths: list[int], reason: str) -> None:
+        for n in lengths:
+            self.write(records.NotRun(seq_len=n, reason=reason))
+
+    def find_max(self) -> None:
+        """Probe for the longest length that fits, where the measured peaks predict it, then halve what is left."""
+        step = self.settings.granularity
+        capacity = self.run.gpu.memory_gib if self.run else None
+        while True:
+            good = sorted(n for n in self.outcomes if self.measured(n))
+            bad = [n for n in self.out_of_memory() if not good or n > good[-1]]
+            low, high = (good[-1] if good else 0), (min(bad) if bad else None)
+            if high is not None and high - low <= step:
+                console.print(f"longest length that fits: {low} tokens (granularity {step}; {high} does not)")
+                return
+            guess = predicted_limit([self.outcomes[n] for n in good], capacity)
+            if high is None:
+                probe = max(low + step, min(guess or 2 * low, 4 * low or step))
+            else:
+                probe = guess if guess and low + step <= guess <= high - step else (low + high) // 2
+            probe = max(low + 1, round(probe / step) * step)
+            if high is not None and not low < probe < high:
+                probe = (low + high) // 2
+            console.print(f"looking for the longest length: trying {probe} tokens")
+            cause = self.launch([probe], steps=min(3, self.settings.steps), warmup_steps=1)
+            if cause is None:
+                capacity = self.run.gpu.memory_gib
+                continue
+            self.fail(probe, cause)
+            if cause.kind not in failures.OUT_OF_MEMORY[self.device]:
+                return
+
+    # ---- what a person sees -------------------------------------------------------------------------------------
+
+    def table(self) -> Table:
+        table = Table(title=f"{self.device_name()}: {self.file}")
+        for column in (
+            "seq_len",
+            "TFLOPS/GPU",
+            "MFU %",
+            "step ms (median)",
+            "95 % interval",
+            "n",
+            "peak GiB",
+            "outcome",
+        ):
+            table.add_column(column, justify="left" if column == "outcome" else "right")
+        for n in sorted(self.outcomes):
+            o = self.outcomes[n]
+            cells = [""] * 6
+            said = _SHORT.get(o.record, "")
+            if isinstance(o, records.Summary):
+                interval = f"{o.ci_low_ms:.1f} to {o.ci_high_ms:.1f}" if o.ci_low_ms is not None else "?"
+                cells = [
+                    "?" if o.tflops is None else f"{o.tflops:.4g}",
+                    "?" if o.mfu is None else f"{o.mfu * 100:.1f}",
+                    f"{o.median_ms:.1f}",
+                    interval,
+                    str(o.n),
+                    "?" if o.peak_mem_gib is None else f"{o.peak_mem_gib:.2f}",
+                ]
+                said += ", not steady" if o.steady is False else ""
+                said += ", throttled" if o.throttled else ""
+            elif isinstance(o, records.Failure):
+                said = f"{o.kind}{f' on rank {o.rank}' if o.rank is not None else ''}"
+            else:
+                said += f": {o.reason}"
+            table.add_row(str(n), *cells, said)
+        return table
+
+    def device_name(self) -> str:
+        return f"{self.ranks} x {self.visible.names[0]}" if self.visible.names else f"{self.ranks} CPU ranks, no GPU"
+
+    def exit_reason(self, planned: list[int]) -> str | None:
+        """None when every length was measured or does not fit; else the first that is neither, in words."""
+        for n in planned:
+            o = self.outcomes.get(n)
+            if isinstance(o, records.Failure) and not self.final(n):
+                return f"{n} tokens: {o.kind}: {o.error}" + (f" ({o.advice})" if o.advice else "")
+            if o is None or (isinstance(o, records.NotRun) and not any(m < n for m in self.out_of_memory())):
+                return f"{n} tokens: not run{f': {o.reason}' if o else ''}"
+        return None
+
+
+def predicted_limit(points: list[records.Summary], capacity_gib: float | None) -> int | None:
+    """Tokens at which a line through the two longest points' peaks reaches the capacity; None without a slope."""
+    known = [p for p in points if p.peak_mem_gib is not None][-2:]
+    if len(known) < 2 or capacity_gib is None:
+        return None
+    (a, b) = known
+    slope = (b.peak_mem_gib - a.peak_mem_gib) / (b.seq_len - a.seq_len)
+    return int(b.seq_len + (capacity_gib - b.peak_mem_gib) / slope) if slope > 0 else None
+
+
+def sweep_key(settings: SweepSettings, visible: box.Visible, ranks: int) -> str:
+    """Equal for sweeps of which the second may continue the first: settings, stack, GPUs, ranks."""
+    parts = [settings.model_dump(mode="json", exclude=_NOT_IN_KEY), stack.collect().model_dump(), visible.uuids, ranks]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def earlier_outcomes(file: Path) -> tuple[str | None, dict[int, records.Base]]:
+    """(sweep key, last outcome per length) of a sweep file; what cannot be read is passed over."""
+    key, outcomes = None, {}
+    with file.open("rb") as f:
+        for line in f:
+            with contextlib.suppress(ValueError):
+                record = records.parse(line)
+                if isinstance(record, records.Plan):
+                    key = record.sweep_key
+                elif isinstance(record, records.Summary | records.Failure | records.NotRun):
+                    outcomes[record.seq_len] = record
+    return key, outcomes
+
+
+def lock(names: list[str]) -> list:
+    """Hold these devices until this process ends; exits 2 when another sweep holds one."""
+    held = []
+    for name in names:
+        path = Path(tempfile.gettempdir()) / f"gpu-upgrade-sweep-{name}.lock"
+        try:
+            file = path.open("a")
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fail_setting(f"another sweep is running on {name}; wait for it or choose other GPUs (lock: {path})")
+        held.append(file)
+    return held
+
+
+def plan_lines(sweep: Sweep, planned: list[int]) -> list[str]:
+    """What is about to happen, what it needs at least, and about how long it takes."""
+    s = sweep.settings
+    lines = [
+        f"lengths: {' '.join(map(str, planned))}; {s.steps} steps after {s.warmup_steps} warm-up"
+        + (", one launch each" if s.isolate else ", one launch"),
+        f"recipe: {s.recipe_name} (ZeRO-{s.zero_stage}, checkpointing {int(s.grad_checkpoint)}, CPU AdamW "
+        f"{int(s.offload_optimizer)}, Liger {int(s.use_liger)}), model {s.model}, attention {s.attn}",
+        f"a step may take TIMEOUT={s.timeout:g} s before it counts as a hang",
+    ]
+    gpu = gpus.identify(sweep.visible.names[0]) if sweep.visible.names else None
+    try:
+        config = flops.shape(s.model)
+        for n in planned:
+            tflop = flops.count(config, n, s.batch_size, s.doc_len).total_tflop * s.grad_accum / s.sp_size
+            saved = config["num_hidden_layers"] * n * s.batch_size * config["hidden_size"] * 2 / 2**30 / s.sp_size
+            took = f", about {tflop / gpu.bf16 / 0.4 * (s.steps + s.warmup_steps):.0f} s" if gpu and gpu.bf16 else ""
+            lines.append(f"{n}: {tflop:.4g} TFLOP a step, at least {saved:.2f} GiB of saved activations{took}")
+        if gpu and gpu.bf16:
+            lines.append(
+                "(times at 40 % of the peak; short lengths of a long-context recipe take several times as long)"
+            )
+    except (KeyError, flops.Uncountable):
+        lines.append("expected memory and time: not known for this model before it is loaded")
+    return lines
+
+
+def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
+    """Find the devices, lock them, open or continue the result file. Exits 2 on what cannot work."""
+    try:
+        visible = box.visible_gpus() if os.environ.get("DS_ACCELERATOR") != "cpu" else box.Visible()
+        device = box.use_accelerator()
+    except (ValueError, RuntimeError) as error:
+        fail_setting(str(error))
+    settings.resolve(device == "cuda")
+    if device == "cuda" and settings.gpus and settings.gpus > len(visible.indices) and not settings.hostfile:
+        fail_setting(f"GPUS={settings.gpus}: {len(visible.indices)} are visible here")
+    visible = visible.first(settings.gpus) if settings.gpus else visible
+    ranks = len(visible.indices) if device == "cuda" else (settings.gpus or 2)
+    if settings.hostfile:
+        words = [w.split("=")[1] for line in settings.hostfile.read_text().splitlines()
+                 for w in line.split("#")[0].split() if w.startswith("slots=")]  # fmt: skip
+        ranks = sum(map(int, words)) or ranks
+    held = lock(visible.uuids or ["cpu"])
+    stack.use_venv_extensions()
+    key = sweep_key(settings, visible, ranks)
+    folder = settings.results / records.folder_name(visible.names[0] if visible.names else "cpu")
+    for file in [] if settings.fresh else sorted(folder.glob("sweep_*.jsonl"), reverse=True):
+        found, outcomes = earlier_outcomes(file)
+        if found == key:
+            return Sweep(settings, device, visible, ranks, file, key, outcomes), held
+    file = records.new_file(settings.results, visible.names[0] if visible.names else "cpu", "sweep")
+    sweep = Sweep(settings, device, visible, ranks, file, key)
+    sweep.write(
+        records.Plan(
+            sweep_key=key,
+            seq_lens=settings.seqlens,
+            settings=settings.model_dump(mode="json", exclude={"results", "result_file", "hostfile"}),
+            started=records.now(),
+        )
+    )
+    return sweep, held
+
+
+def main() -> int:
+    settings = load(SweepSettings, description=__doc__)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does
+    try:
+        sweep, _held = prepare(settings)
+    except OSError as error:
+        console.print(f"cannot write under {settings.results}: {error.strerror or error}")
+        return 1
+    if sweep.device == "cpu":
+        console.print("No GPU: these figures describe this CPU and a tiny model. They say nothing of any GPU.")
+    for said in telemetry.busy_processes(sweep.visible.handles):
+        console.print(f"warning: {said}; it will be measured too")
+    shm = stack.host().shm_gib
+    if shm is not None and shm < 1:
+        console.print(f"warning: /dev/shm has {shm} GiB; NCCL and DeepSpeed want 1 GiB or more (--shm-size=16g)")
+    planned = settings.seqlens
+    done = [n for n in planned if sweep.final(n)]
+    if done:
+        console.print(f"continuing {sweep.file}: {' '.join(map(str, done))} done already (--fresh starts over)")
+    for line in plan_lines(sweep, [n for n in planned if n not in done]):
+        console.print(line)
+    with contextlib.suppress(OSError):
+        sweep.file.with_suffix(".reserve").write_bytes(b"\0" * RESERVE_BYTES)
+    reason = None
+    try:
+        sweep.measure(planned)
+        if settings.find_max:
+            sweep.find_max()
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the records below are written in any case
+        left = [n for n in planned if not sweep.final(n)]
+        if left:
+            sweep.fail(left[0], failures.Cause("interrupted", None, "interrupted by a signal"))
+            sweep.skip(left[1:], "interrupted")
+    except OSError as error:
+        reason = f"{sweep.file}: {error.strerror or error}: what was measured is kept; free space and run again"
+    finally:
+        sweep.file.with_suffix(".reserve").unlink(missing_ok=True)
+    console.print(sweep.table())
+    console.print(f"records: {sweep.file}")
+    reason = reason or sweep.exit_reason(planned)
+    if reason:
+        console.print(reason)
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
