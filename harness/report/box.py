@@ -1,0 +1,79 @@
+"""What the report knows of a box: its sweeps with their points, and what else was measured on it.
+
+A figure that was not measured is None, and a length that gave none says why in `outcome` and `error`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from harness import flops, gpus, records
+
+
+@dataclass
+class Point:
+    """One length of a sweep. Times are of steady steps: no warm-up, no allocator retry, agreeing with their rate."""
+
+    seq_len: int
+    outcome: Literal["measured", "partial", "oom", "failed", "not_run"]
+    times_ms: tuple[float, ...] = ()  # empty where only a median is known
+    median_ms: float | None = None
+    ci_ms: tuple[float, float] | None = None  # 95 %
+    n: int = 0
+    tflops: float | None = None  # per GPU
+    mfu: float | None = None  # 0..1 of the dense bf16 peak
+    peak_mem_gib: float | None = None
+    peak_allocated_gib: float | None = None
+    joules_per_token: float | None = None
+    steady: bool | None = None
+    throttled: bool | None = None
+    failure_kind: str | None = None
+    error: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Sweep:
+    file: Path
+    run: records.Run
+    points: dict[int, Point]  # ascending
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Box:
+    folder: Path
+    name: str
+    gpu: gpus.Gpu | None
+    sweeps: list[Sweep] = field(default_factory=list)  # by file name: the newest last
+    decompositions: list[tuple[records.Run, records.Decomposition]] = field(default_factory=list)
+    attention: list[tuple[records.Run, records.AttentionTime]] = field(default_factory=list)
+    ceilings: list[tuple[records.Run, records.Ceiling]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class NothingUsable(ValueError):
+    """No measurement in any file; the message says what was seen instead."""
+
+
+def specification(gpu: records.Gpu) -> gpus.Gpu | None:
+    """What is known of a run's GPU; None for a CPU, a slice and an unknown one."""
+    return gpus.identify(gpu.name, gpu.capability, gpu.memory_gib) if gpu.device == "cuda" and not gpu.mig else None
+
+
+def work(run: records.Run, seq_len: int, doc_len: int | None = None) -> flops.Count | None:
+    """Model TFLOP of one GPU's step, all accumulated micro-batches; None when the model cannot be counted.
+
+    doc_len overrides the recipe's: documents of that many tokens packed into the sequence.
+    """
+    if run.model is None or run.recipe is None or run.model.uncounted:
+        return None
+    recipe = run.recipe
+    try:
+        one = flops.count(run.model.config, seq_len, recipe.batch_size, doc_len or recipe.doc_len)
+    except flops.Uncountable:
+        return None
+    scale = recipe.grad_accum / recipe.sp_size
+    return flops.Count(one.attention_tflop * scale, one.dense_tflop * scale)
