@@ -1,13 +1,17 @@
 """What this box runs: versions, host, environment. Nothing here holds a token, a home path or a user name.
 
-python -m harness.measure.stack                  prints the stack
-python -m harness.measure.stack --verify fa4     the installer's last step: fails unless it can train with fa4
+    python -m harness.measure.stack                        prints the stack
+    python -m harness.measure.stack --build-ops            compiles DeepSpeed's ops into this virtual environment
+    python -m harness.measure.stack --verify fa4 --gpu     fails unless this stack can train with fa4 on a GPU
+
+Exit codes: 0 done; 1 a build or a check failed (the reason is the last line); 2 wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import glob
 import os
 import platform
 import re
@@ -25,29 +29,29 @@ from harness.measure import attention
 ROOT = Path(__file__).resolve().parents[2]
 # What can change a step's time without being a setting of ours.
 VARIABLES = re.compile(
-    r"^(NCCL_|PYTORCH_|TORCH_NCCL|CUDA_|CUBLAS|OMP_|MKL_|GOMP_|KMP_|FLASH_ATTENTION_|FA_|TRITON_|DS_|NVTE_|GLOO_|LD_PRELOAD)"
+    r"(NCCL|PYTORCH|TORCH|CUDA|CUBLAS|OMP|MKL|GOMP|KMP|OPENBLAS|FLASH_ATTENTION|FA|TRITON|DS|GLOO|UCX|FI)_|LD_PRELOAD$"
 )
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.I)
 
 
 def use_venv_extensions() -> None:
-    """DeepSpeed's compiled ops live in the venv, and its ninja is found: call before importing deepspeed.
+    """DeepSpeed's compiled ops live in the virtual environment, and its ninja is found: call before a DeepSpeed op.
 
-    The installer builds them there; a folder shared between stacks would let one load the other's op.
+    A folder shared between stacks, as torch's default is, lets one load an op that another built.
     """
+    if sys.prefix == sys.base_prefix:
+        return
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-    binaries = str(Path(sys.prefix) / "bin")
-    path = os.environ.get("PATH", "")
-    if binaries not in path.split(os.pathsep):
-        os.environ["PATH"] = binaries + os.pathsep + path
+    path, programs = os.environ.get("PATH", ""), str(Path(sys.prefix) / "bin")
+    if programs not in path.split(os.pathsep):
+        os.environ["PATH"] = programs + os.pathsep + path
 
 
 def collect(backend: str | None = None) -> records.Stack:
     """Versions in this environment; with a backend, its attention package, else whichever is installed."""
-    packages = [attention.PACKAGES[backend]] if backend in attention.PACKAGES else []
-    if backend is None:
-        packages = list(attention.PACKAGES.values())
-    found = [f"{p.distribution} {v}" for p in packages if (v := attention.version(p.distribution))]
+    wanted = list(attention.PACKAGES) if backend is None else [backend]
+    names = [attention.PACKAGES[b].distribution for b in wanted if b in attention.PACKAGES]
+    found = [f"{name} {version}" for name in names if (version := attention.version(name))]
     return records.Stack(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -56,19 +60,19 @@ def collect(backend: str | None = None) -> records.Stack:
         deepspeed=attention.version("deepspeed"),
         liger_kernel=attention.version("liger-kernel"),
         triton=attention.version("triton"),
-        nccl=".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else None,
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
         attention_package=found[0] if found else None,
     )
 
 
 def host(nodes: list[str] | None = None) -> records.Host:
-    """CPU, memory and threads of this node, in GiB; `nodes` are the node names in rank order."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", info, re.M)
-    shm = Path("/dev/shm")
+    """CPU, memory (GiB) and threads of this node; `nodes` are the names of all nodes, in rank order."""
+    info, shm = Path("/proc/cpuinfo"), Path("/dev/shm")
+    text = info.read_text() if info.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)  # absent on Arm
     return records.Host(
         cpu=model[1].strip() if model else platform.processor() or platform.machine() or None,
-        sockets=len(set(re.findall(r"^physical id\s*:\s*(\d+)", info, re.M))) or None,
+        sockets=len(set(re.findall(r"^physical id\s*:\s*(\d+)", text, re.M))) or None,
         cores=psutil.cpu_count(logical=False),
         ram_gib=round(psutil.virtual_memory().total / 2**30, 1),
         shm_gib=round(shutil.disk_usage(shm).total / 2**30, 2) if shm.is_dir() else None,
@@ -79,19 +83,22 @@ def host(nodes: list[str] | None = None) -> records.Host:
 
 
 def environment() -> dict[str, str]:
-    """The variables that can change a step's time, without secrets, home paths or user names."""
+    """The variables that can change a step's time, made private."""
     chosen = {k: v for k, v in os.environ.items() if VARIABLES.match(k) and not SECRET.search(k)}
-    return {k: _private(v) for k, v in sorted(chosen.items())}
+    return {name: private(value) for name, value in sorted(chosen.items())}
 
 
-def _private(value: str) -> str:
-    value = value.replace(str(Path.home()), "~")
-    value = re.sub(r"/(home|Users)/[^/:\s]+|/root\b", "~", value)
+def private(text: str) -> str:
+    """The text without home folders and, in paths, without the user's name."""
+    text = re.sub(re.escape(str(Path.home())) + r"(?=[/:\s]|$)", "~", text)
+    text = re.sub(r"/(home|Users)/[^/:\s]+|/root(?=[/:\s]|$)", "~", text)
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return value
-    return re.sub(rf"(?<=/){re.escape(user)}(?=/|$)", "~", value)
+        return re.sub(rf"(?<=/){re.escape(getpass.getuser())}(?=[/:\s]|$)", "~", text)
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return text
+
+
+private = private
 
 
 def git_commit() -> str | None:
@@ -102,43 +109,82 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        commit = git("rev-parse", "HEAD")
-        return commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def verify(backend: str) -> list[str]:
-    """Imports all that training imports and runs the attention; the problems found, none when all is well."""
-    use_venv_extensions()
-    import deepspeed  # noqa: F401  (raises when the CUDA toolkit is missing)
-    import transformers.modeling_utils  # noqa: F401  (raises with a torchvision of another torch)
+def build_ops() -> None:
+    """Compiles the ops that training loads, one after the other in this process, so that no rank has to.
 
-    cuda = torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability() if cuda else None
-    try:
-        attention.require(backend, capability)
-        seen = attention.probe(backend, "cuda" if cuda else "cpu")
-    except (attention.AttentionUnavailable, ValueError) as error:
-        return [str(error)]
-    print(f"attention  {backend}: {seen.function}, off fp32 by {seen.max_error:.2%}")
-    print(f"           kernels: {', '.join(seen.kernels) or 'none seen'}")
-    return []
+    Ops of another torch and locks that no process holds are removed first. Raises RuntimeError with the compiler's
+    first error.
+    """
+    use_venv_extensions()
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator, folder = get_accelerator(), Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    built_for, stack = folder / "built_for", collect("sdpa").model_dump_json()
+    if not built_for.exists() or built_for.read_text() != stack:
+        for op in filter(Path.is_dir, folder.iterdir()):
+            shutil.rmtree(op)
+        built_for.write_text(stack)
+    held = {os.path.realpath(fd) for fd in glob.glob("/proc/[0-9]*/fd/*")}  # a live builder keeps its lock open
+    for lock in folder.glob("*/lock"):
+        if str(lock.resolve()) not in held:
+            lock.unlink()  # torch would wait for it for ever
+    builders = ["CPUAdamBuilder", "FusedAdamBuilder"] + ["ShareMemCommBuilder"] * (accelerator.device_name() == "cpu")
+    for builder in builders:
+        op = accelerator.create_op_builder(builder)
+        print(f"  {op.name}", flush=True)
+        try:
+            op.load(verbose=False)
+        except Exception as error:  # DeepSpeed raises whatever the compiler, the toolkit or ninja made it raise
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            first = next((line for line in lines[1:] if re.search(r"\berror\b|not found|cannot find", line)), lines[0])
+            raise RuntimeError(f"building DeepSpeed's {op.name} failed: {first}") from error
+
+
+def verify(backend: str, gpu: bool) -> None:
+    """Imports what training imports and runs the attention. Raises whatever is wrong."""
+    use_venv_extensions()
+    import deepspeed  # raises where the CUDA toolkit is missing
+    import transformers.modeling_utils  # raises where a torchvision of another torch is left over
+
+    for module in (torch, transformers, deepspeed):
+        if not Path(module.__file__).is_relative_to(sys.prefix):
+            raise RuntimeError(
+                f"{module.__name__} comes from {module.__file__}, not from {sys.prefix}: unset PYTHONPATH"
+            )
+    if gpu and not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: check the driver")
+    capability = torch.cuda.get_device_capability() if gpu else None
+    attention.require(backend, capability)
+    seen = attention.probe(backend, "cuda" if gpu else "cpu")
+    source = getattr(sys.modules.get(seen.function.rpartition(".")[0]), "__file__", None) or "built in"
+    print(f"attention          {backend}: {seen.function} ({source}), {seen.max_error:.2%} off fp32")
+    print(f"kernels            {', '.join(seen.kernels) or 'none seen by the profiler'}")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--verify", metavar="BACKEND", choices=list(attention.BACKENDS))
-    parser.add_argument("--cuda", action="store_true", help="fail unless torch is a CUDA build")
+    parser.add_argument("--build-ops", action="store_true", help="compile DeepSpeed's ops")
+    parser.add_argument("--verify", metavar="BACKEND", choices=list(attention.BACKENDS), help="fa4, fa3, fa2 or sdpa")
+    parser.add_argument("--gpu", action="store_true", help="with --verify: on a GPU, and fail if torch sees none")
     options = parser.parse_args(argv)
-    for key, value in collect(options.verify).model_dump().items():
-        print(f"{key:18} {value if value is not None else '-'}")
-    problems = [f"torch {torch.__version__} has no CUDA"] if options.cuda and torch.version.cuda is None else []
-    if options.verify and not problems:
-        problems = verify(options.verify)
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
-    return 1 if problems else 0
+    try:
+        if options.build_ops:
+            build_ops()
+            return 0
+        for key, value in collect(options.verify).model_dump().items():
+            print(f"{key:18} {'-' if value is None else value}")
+        if options.verify:
+            verify(options.verify, options.gpu)
+    except (RuntimeError, ImportError, OSError) as error:
+        print(f"error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -345,8 +345,8 @@ def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.
         seq_len=trainer.seq_len if trainer else None,
         rank=rank,
         kind=getattr(error, "kind", None),
-        error=stack._private(first),
-        traceback=stack._private("".join(traceback.format_exception(error)[-8:])),
+        error=stack.private(first),
+        traceback=stack.private("".join(traceback.format_exception(error)[-8:])),
     )
 
 
@@ -403,7 +403,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         sweep_key=settings.sweep_key,
         argv=[Path(sys.argv[0]).name, *map(stack.private, sys.argv[1:])],
         settings={
-            k: v if v is None or isinstance(v, (int, float, list)) else stack._private(str(v))
+            k: v if v is None or isinstance(v, (int, float, list)) else stack.private(str(v))
             for k, v in settings.model_dump().items()
         },
         gpu=gpu,
