@@ -111,7 +111,7 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
     times, factor = _agreeing(attempt, done.total_tflop if done else None, point.warnings)
     if attempt.retried:
         point.warnings.append(f"{attempt.retried} steps left out: the allocator had to free and retry")
-    point.times_ms, point.n = tuple(times), len(times)
+    point.times_ms, point.n = tuple(times.tolist()), len(times)
     if len(times):
         median, low, high = stats.median_interval(times)
         point.median_ms, point.ci_ms = median, None if low is None else (low, high)
