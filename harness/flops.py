@@ -44,9 +44,9 @@ _GATED = {
     "seed_oss stablelm",
     "every": "ministral3 mistral mixtral phi3 qwen3_moe",
     "upper": "qwen2 qwen3",
-    "listed": "cohere2 cwm dots1 exaone4 gemma2 gemma3_text gpt_oss olmo3 qwen2_moe smollm3 vaultgemma",
+    "listed": "cohere2 dots1 exaone4 gemma2 gemma3_text gpt_oss olmo3 qwen2_moe smollm3",
 }
-_PLAIN = {"ignores": "apertus arcee gpt2 gpt_neox gptj nemotron phi", "every": "starcoder2"}
+_PLAIN = {"ignores": "apertus arcee gpt2 gpt_neox nemotron phi", "every": "starcoder2"}
 # model_type -> (matrices in an MLP, the rule above)
 _TYPES = {
     name: (matrices, rule)
@@ -56,12 +56,10 @@ _TYPES = {
 }
 # Their config classes have a head_dim of their own, so hidden_size / heads would be a guess where it is missing.
 _OWN_HEAD_DIM = (
-    "cwm", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_oss", "ministral3", "qwen3", "seed_oss",
-    "vaultgemma",
+    "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_oss", "ministral3", "qwen3", "seed_oss",
 )  # fmt: skip
 _SHIPPED: dict[str, dict] = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_SHARED = ("n_shared_experts", "num_shared_experts")
+_EXPERTS, _SHARED = ("num_local_experts", "num_experts", "n_routed_experts"), ("n_shared_experts", "num_shared_experts")
 _EXPERT_KEYS = {*_EXPERTS, *_SHARED, "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"}
 # Set keys of what is not counted: recurrent and linear attention, low-rank and sparse attention, encoders, ...
 _FOREIGN = re.compile(
@@ -190,10 +188,8 @@ def _read(config: dict) -> _Model:
             always += mlp * _size(c, *_SHARED) * width
         if chosen > experts:
             raise Uncountable(f"num_experts_per_tok={chosen} of only {experts} experts")
-        active, held = (
-            active + sparse * (always + chosen * mlp * width),
-            held + sparse * (always + experts * mlp * width),
-        )
+        active += sparse * (always + chosen * mlp * width)
+        held += sparse * (always + experts * mlp * width)
     return _Model(head_dim * heads, _size(c, "vocab_size") * hidden, _windows(c, rule, layers), active, held)
 
 
