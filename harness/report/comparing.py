@@ -1,0 +1,201 @@
+"""Which sweeps of two boxes may be set side by side, what speaks against it, and what must be said about it.
+
+    pair = comparing.pair(old_box, new_box)    # the best comparable sweeps of the two
+    pair.never, pair.differences               # both empty: the figures compare the boxes and nothing else
+    pair.warnings                              # true comparisons with something to know
+
+Three levels. `never`: not the same kind of machine (a MIG slice, a CPU, a torch without CUDA), no flag overrides it.
+`differences`: another stack, model, recipe, number of GPUs, FLOP convention, allocator or determinism setting, or a
+sick card: refused unless the user insists. `warnings`: hosts, links, drivers, throttling, beta kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from harness import records
+from harness.report.box import Box, Sweep, work
+from harness.report.regimes import heavy, regime
+
+CAPPED = 0.95  # a power limit under this share of the card's rated power is a cap
+HALF_BUSY = 0.5  # under this busy share of a profiled step, the host (or a compiler) sets the pace, not the GPU
+# Config keys that say nothing about the work of a step.
+_IDLE_CONFIG = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache", "max_position_embeddings"}
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # new and old names of one
+_DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"
+_PRERELEASE = re.compile(r"\d\.?(a|b|rc|dev)\d*", re.IGNORECASE)
+
+
+@dataclass
+class Pair:
+    old: Sweep
+    new: Sweep
+    never: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def common(self) -> list[int]:
+        """Lengths measured on both boxes, with enough steps; a verdict uses these only."""
+        return [n for n in sorted(self.old.points) if _measured(self.old, n) and _measured(self.new, n)]
+
+    @property
+    def comparable(self) -> bool:
+        return not self.never and not self.differences
+
+
+def pairs(old: Box, new: Box) -> list[Pair]:
+    """Every pair of sweeps, best first: fewest differences, then most common lengths, then the newest.
+
+    The later ones matter where they are comparable too: another stack or recipe measured on both boxes.
+    """
+    found = []
+    for a in old.sweeps:
+        for b in new.sweeps:
+            never, differences, unknown = compare(a.run, b.run)
+            found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
+    found.sort(key=lambda p: (p.old.run.started, p.new.run.started), reverse=True)
+    found.sort(key=lambda p: (bool(p.never), len(p.differences), -len(p.common)))
+    return found
+
+
+def pair(old: Box, new: Box) -> Pair | None:
+    """The best pair with its warnings; null when a box has no sweep."""
+    found = pairs(old, new)
+    if not found:
+        return None
+    found[0].warnings += warnings(old, new, found[0])
+    return found[0]
+
+
+def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], list[str]]:
+    """(never, differences, what one side did not record) of two runs, one text each, by key."""
+    never, differences, unknown = [], [], []
+    a, b = _facts(old), _facts(new)
+    for key in [*a, *(k for k in b if k not in a)]:
+        x, y = a.get(key), b.get(key)
+        if x == y:
+            continue
+        if key in ("device", "MIG slice"):
+            never.append(f"{key}: {_word(x)} and {_word(y)}")
+        elif x is not None and y is not None:
+            differences.append(f"{key}: {_word(x)} and {_word(y)}")
+        elif not key.startswith("config "):  # a shipped shape has only the keys that set the work
+            unknown.append(f"{key} is not recorded on {'OLD' if x is None else 'NEW'}, so it was not compared")
+    for side, run in (("OLD", old), ("NEW", new)):
+        if run.gpu.device == "cuda" and run.stack.cuda is None and run.stack.torch != "unknown":
+            never.append(f"CUDA: {side} ran a torch without it ({run.stack.torch})")
+        if run.attention and run.attention.mismatch:
+            differences.append(f"attention on {side}: {run.attention.mismatch}")
+    return never, differences, unknown
+
+
+def _facts(run: records.Run) -> dict:
+    """What must be equal, by the name a person knows it by; null is unknown (for a MIG slice: none)."""
+    facts = {"device": run.gpu.device, "MIG slice": run.gpu.name if run.gpu.mig else None}
+    stack = run.stack.model_dump(exclude={"attention_package"}) | {"torch": run.stack.torch.split("+")[0]}
+    facts |= {name: None if version == "unknown" else version for name, version in stack.items()}
+    facts |= {"number of GPUs": run.world_size, "FLOP convention": run.flop_convention}
+    if run.model:
+        facts |= {"layers": run.model.num_layers, "weights": run.model.weights}
+        facts |= {f"config {k}": v for k, v in run.model.config.items() if k[:1] != "_" and k not in _IDLE_CONFIG}
+        if not run.model.config:
+            facts["model"] = run.model.name
+    if run.recipe:
+        facts |= {f"recipe {k}": v for k, v in run.recipe.model_dump(exclude={"name", "doc_len"}).items()}
+        facts["documents"] = run.recipe.doc_len or "one per sequence"
+    if _recorded(run):
+        facts["allocator setting"] = next((run.environment[k] for k in _ALLOCATOR if k in run.environment), "default")
+        facts[_DETERMINISTIC] = run.environment.get(_DETERMINISTIC, "0")
+    return facts
+
+
+def _recorded(run: records.Run) -> bool:
+    """Whether an empty environment means that nothing was set; logs of other scripts do not say."""
+    return bool(run.settings or run.environment)
+
+
+def _sick(old: Box, new: Box) -> list[str]:
+    """A card far under its kind says nothing about its kind."""
+    return [
+        f"unhealthy card on {side}: {c.name} reaches {c.value:.0f} {c.unit}" + (f" ({c.reason})" if c.reason else "")
+        for side, box in (("OLD", old), ("NEW", new))
+        for _, c in box.ceilings
+        if c.unhealthy and c.value is not None
+    ]
+
+
+def warnings(old: Box, new: Box, pair: Pair) -> list[str]:
+    """What to know about a pair that may be compared."""
+    found = []
+    for side, box, sweep in (("OLD", old, pair.old), ("NEW", new, pair.new)):
+        found += [f"{side}: {text}" for text in _one_sided(box, sweep)]
+    a, b = pair.old.run, pair.new.run
+    if a.recipe and a.recipe.offload_optimizer:
+        found.append("the optimizer runs on the host (offload): the step compares the hosts too, most at short lengths")
+    if heavy(a.recipe):
+        short = [n for n in pair.common if (done := work(a, n)) and regime(done.attention_share) == "short"]
+        if short:
+            found.append(f"a long-context recipe at short lengths ({_lengths(short)}) is overhead, not representative")
+    host_a, host_b = a.host.model_dump(exclude={"nodes"}), b.host.model_dump(exclude={"nodes"})
+    found += [
+        f"hosts differ: {k} {_word(v)} and {_word(host_b[k])}" for k, v in host_a.items() if _differ(v, host_b[k])
+    ]
+    for name, x, y in (("driver", a.gpu.driver, b.gpu.driver), ("links", a.gpu.links, b.gpu.links)):
+        if x and y and x != y:
+            found.append(f"{name} differ: {_word(x)} and {_word(y)}")
+    both = _recorded(a) and _recorded(b)
+    for key in sorted({*a.environment, *b.environment} - {*_ALLOCATOR, _DETERMINISTIC}):
+        if both and a.environment.get(key) != b.environment.get(key):
+            found.append(f"{key} differs: {_word(a.environment.get(key))} and {_word(b.environment.get(key))}")
+    if pair.old.file == pair.new.file:
+        found.append("OLD and NEW are the same file")
+    return found
+
+
+def _one_sided(box: Box, sweep: Sweep) -> list[str]:
+    run, points = sweep.run, sweep.points
+    found = list(sweep.notes)
+    if run.gpu.device == "cpu":
+        found.append("these figures describe a CPU and no GPU")
+    if run.source == "published":
+        found.append("published figures, without single steps: no intervals")
+    if run.stack.attention_package and _PRERELEASE.search(run.stack.attention_package.split()[-1]):
+        found.append(f"the attention kernel is a pre-release ({run.stack.attention_package})")
+    if run.model and run.model.weights == "random":
+        found.append("random weights: the values that flow differ from a trained model's, and values change speed")
+    rated = box.gpu.power_w if box.gpu else None
+    if rated and run.gpu.power_limit_w and run.gpu.power_limit_w < CAPPED * rated:
+        found.append(f"power limit {run.gpu.power_limit_w:.0f} W of the card's {rated:.0f} W")
+    for text, lengths in (
+        ("throttled", [n for n, p in points.items() if p.throttled]),
+        ("not steady", [n for n, p in points.items() if p.steady is False]),
+        ("fewer than three steady steps", [n for n, p in points.items() if p.outcome == "partial"]),
+    ):
+        if lengths:
+            found.append(f"{text} at {_lengths(lengths)}")
+    found += [f"{n}: {text}" for n, p in sorted(points.items()) for text in p.warnings]
+    idle = [d for _, d in box.decompositions if d.busy_share is not None and d.busy_share < HALF_BUSY]
+    found += [
+        f"GPU busy {d.busy_share:.0%} of a step at {d.seq_len}: host-bound, or compiling every step" for d in idle
+    ]
+    return found
+
+
+def _measured(sweep: Sweep, seq_len: int) -> bool:
+    return seq_len in sweep.points and sweep.points[seq_len].outcome == "measured"
+
+
+def _differ(x, y) -> bool:
+    return x is not None and y is not None and x != y
+
+
+def _word(value) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _lengths(values: list[int]) -> str:
+    return ", ".join(map(str, sorted(values)))

@@ -1,0 +1,80 @@
+"""The gate: is there something the old GPU cannot do at all, and does the new box really do it today?
+
+A dtype the silicon lacks or a memory size it does not have settles the question without a benchmark; but silicon that
+the installed software cannot use is money spent on nothing, so what bench_ceilings.py found on NEW is part of it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness.report.box import Box, Sweep
+
+DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
+GIB_PER_GB = 1e9 / 2**30
+
+
+def parse_need(text: str) -> tuple[str, float | None]:
+    """("fp4", None) or ("memory", GiB). Raises ValueError with what is allowed."""
+    match = re.fullmatch(r"memory=(\d+(?:\.\d+)?)(GiB|GB)?", text, re.IGNORECASE)
+    if match:
+        return "memory", float(match[1]) * (GIB_PER_GB if (match[2] or "").lower() == "gb" else 1)
+    if text not in DTYPES:
+        raise ValueError(f'"{text}" is not a need: one of {", ".join(DTYPES)}, or memory=200GiB')
+    return text, None
+
+
+def answer(old: Box, new: Box, needs: tuple[str, ...]) -> dict:
+    """What OLD cannot do at all. `decides`: upgrade, beware (silicon only, so far), neither, or no (speed decides)."""
+    only_new = [d for d in DTYPES if _silicon(old, d) is False and _silicon(new, d)]
+    answers = []
+    for need, gib in map(parse_need, needs):
+        if need == "memory":
+            can = [_holds(box, gib) for box in (old, new)]
+            stack = "not needed"
+        else:
+            can = [_silicon(box, need) for box in (old, new)]
+            stack = _stack_runs(new, need)
+        if can[1] is False:
+            decides = "neither" if can[0] is False else "no"
+        elif can[0] is not False or can[1] is None:
+            decides = "no"
+        else:
+            decides = "upgrade" if stack == "not needed" or stack.startswith("runs") else "beware"
+        name = f"memory {gib:.0f} GiB" if gib else need
+        answers.append({"need": name, "old_can": can[0], "new_can": can[1], "new_stack": stack, "decides": decides})
+    return {"only_new": only_new, "needs": answers}
+
+
+def _silicon(box: Box, dtype: str) -> bool | None:
+    return None if box.gpu is None else dtype not in box.gpu.unsupported
+
+
+def _stack_runs(box: Box, dtype: str) -> str:
+    found = [c for _, c in box.ceilings if c.what == "matmul" and c.name == dtype]
+    if not found:
+        return "not measured"
+    best = max(found, key=lambda c: c.value or 0)
+    return (
+        f"runs, {best.value:.0f} TFLOPS measured" if best.value else f"does not run: {best.reason or 'no reason given'}"
+    )
+
+
+def capacity_gib(box: Box, sweep: Sweep | None = None) -> float | None:
+    runs = [sweep.run] if sweep else [s.run for s in box.sweeps]
+    return next((r.gpu.memory_gib for r in runs if r.gpu.memory_gib), box.gpu.memory_gb if box.gpu else None)
+
+
+def _holds(box: Box, gib: float) -> bool | None:
+    capacity = capacity_gib(box)
+    return None if capacity is None else gib <= capacity
+
+
+def ceilings(old: Box, new: Box) -> dict:
+    """bf16 matmul ceilings, TFLOPS: measured on the box, else published for its GPU, else null."""
+    found = {}
+    for side, box in (("old", old), ("new", new)):
+        own = [c.value for _, c in box.ceilings if c.what == "matmul" and c.name == "bf16" and c.value]
+        published = box.gpu.ceilings.get("bf16") if box.gpu else None
+        found[side] = max(own) if own else published.tflops if published else None
+    return found | {"ratio": found["new"] / found["old"] if all(found.values()) else None}

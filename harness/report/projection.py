@@ -1,0 +1,197 @@
+"""The old box's steps on a GPU nobody measured here: a range, by what each part of a step waits for. A projection.
+
+    steps = projection.project(box, sweep, target, seen)     # harness.gpus.Gpu; seen = projection.seen_ratios(...)
+    table = projection.back_test(old_box, new_box, seen)     # the same, against a box that was measured
+
+Attention and matmul follow the dense bf16 peaks, other compute and the optimizer the memory bandwidths, exposed
+communication the NVLink rates; copies (no host link is known: 1.0), idle and fixed time do not change. The high end
+has everything at the ratio of the specifications. The low end has compute at what published pairs reached of it: a
+ratio r of the peaks became r**k, k = log(measured) / log(peaks), one k for attention and one for everything else, so
+that equal peaks stay equal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from harness import records
+from harness.gpus import Gpu
+from harness.report import comparing, fits
+from harness.report.box import Box, Sweep, work
+
+FOLLOWS = {
+    "attention": "compute",
+    "matmul": "compute",
+    "dense": "compute",
+    "everything else": "compute",
+    "other_compute": "bandwidth",
+    "optimizer": "bandwidth",
+    "exposed_communication": "link",
+}  # every other bucket (copies, idle, fixed) stays as it is
+
+
+@dataclass(frozen=True)
+class Seen:
+    """k of the low end, and which published pair it comes from."""
+
+    attention: float
+    everything_else: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    old_ms: float
+    follows: str | None
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Projected:
+    """One step; low and high are speedups over the old box, slowest expectation first."""
+
+    what: str
+    seq_len: int
+    old_ms: float
+    parts: list[Part]
+    basis: str
+
+    @property
+    def low(self) -> float:
+        return self.old_ms / sum(p.old_ms / p.low for p in self.parts)
+
+    @property
+    def high(self) -> float:
+        return self.old_ms / sum(p.old_ms / p.high for p in self.parts)
+
+    @property
+    def middle(self) -> float:
+        return math.sqrt(self.low * self.high)
+
+    def as_dict(self) -> dict:
+        return asdict(self) | {"low": self.low, "high": self.high}
+
+
+def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
+    """New over old: compute (dense bf16), bandwidth, link (NVLink); null where a figure is not known."""
+    names = {"compute": "bf16", "bandwidth": "bandwidth_tb_s", "link": "nvlink_gb_s"}
+    figures = {k: (getattr(old, name, None), getattr(new, name)) for k, name in names.items()}
+    return {k: b / a if a and b else None for k, (a, b) in figures.items()}
+
+
+def seen_ratios(old: Box, new: Box) -> Seen | None:
+    """From the first step that both boxes have decomposed into attention and everything else; null if there is none."""
+    compute = spec_ratios(old.gpu, new.gpu)["compute"] if new.gpu else None
+    if not compute or compute == 1:
+        return None
+    for run, a in old.decompositions:
+        if b := _same_step(new, run, a):
+            before, after = ({x.name: x.ms for x in d.two} for d in (a, b))
+            k = {name: math.log(before[name] / after[name]) / math.log(compute) for name in before}
+            return Seen(k["attention"], k["everything else"], f"{old.name} to {new.name} at {a.seq_len}")
+    return None
+
+
+def _same_step(box: Box, run: records.Run, step: records.Decomposition) -> records.Decomposition | None:
+    return next((d for r, d in box.decompositions if r.recipe == run.recipe and d.seq_len == step.seq_len), None)
+
+
+def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> list[Projected]:
+    """Every measured length of the sweep, then every decomposed step of the box.
+
+    Raises ValueError when the compute or bandwidth ratio is not known: there is nothing to project with.
+    """
+    ratios = spec_ratios(box.gpu, target)
+    missing = [name for name in ("compute", "bandwidth") if ratios[name] is None]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with")
+    steps = []
+    for point in sweep.points.values() if sweep else ():
+        ms = point.median_ms
+        if point.outcome == "measured" and ms:
+            parts, basis = _split(box, sweep, point.seq_len, ms)
+            if parts:
+                steps.append(Projected("sweep", point.seq_len, ms, _scaled(parts, ratios, seen), basis))
+    for _, d in box.decompositions:
+        buckets = {x.name: x.ms for x in d.full or d.two}
+        basis = "its buckets" if d.full else "two buckets: attention and the rest, all of it taken as compute"
+        steps.append(Projected("decomposed step", d.seq_len, d.step_ms, _scaled(buckets, ratios, seen), basis))
+    return steps
+
+
+def _split(box: Box, sweep: Sweep, seq_len: int, ms: float) -> tuple[dict[str, float], str]:
+    """The step's ms by part, by the best source there is, and which one it is."""
+    for run, d in box.decompositions:
+        if run.recipe == sweep.run.recipe and d.seq_len == seq_len and d.full:
+            return {x.name: x.ms * ms / d.step_ms for x in d.full}, "its decomposition"
+    done = work(sweep.run, seq_len)
+    if done is None:
+        return {}, "the model's FLOPs are not known"
+    fit = fits.step_time(sweep)
+    if fit:
+        parts, basis = fit.parts_ms(done), "no decomposition of this recipe: fixed, dense and attention time by a fit"
+    else:
+        parts = {"attention": done.attention_tflop, "dense": done.dense_tflop}
+        basis = "no decomposition of this recipe: FLOP shares, as if nothing were fixed"
+    scale = ms / sum(parts.values())
+    return {name: value * scale for name, value in parts.items()}, basis
+
+
+def _scaled(parts: dict[str, float], ratios: dict[str, float | None], seen: Seen | None) -> list[Part]:
+    scaled = []
+    for name, ms in parts.items():
+        follows = FOLLOWS.get(name)
+        ratio = (ratios[follows] if follows else None) or 1.0
+        reached = ratio
+        if follows == "compute" and seen:
+            reached = ratio ** (seen.attention if name == "attention" else seen.everything_else)
+        scaled.append(Part(name, ms, follows, min(ratio, reached), max(ratio, reached)))
+    return scaled
+
+
+def back_test(old: Box, new: Box, seen: Seen | None) -> list[dict]:
+    """Projection of the old box to the new one's GPU beside what was measured there, one row a step both have.
+
+    `seen` comes from the decomposed step of the published pair: back-testing that step itself only shows the
+    arithmetic, and its row says so. error is of the middle of the range, relative.
+    """
+    pair = comparing.pair(old, new)
+    measured_ms = {}
+    for n in pair.common if pair else ():
+        measured_ms["sweep", n] = pair.new.points[n].median_ms
+    for run, d in old.decompositions:
+        if same := _same_step(new, run, d):
+            measured_ms.setdefault(("decomposed step", d.seq_len), same.step_ms)
+    rows = []
+    for step in project(old, pair.old if pair else None, new.gpu, seen):
+        new_ms = measured_ms.pop((step.what, step.seq_len), None)
+        if new_ms:
+            measured = step.old_ms / new_ms
+            rows.append(
+                {
+                    "what": step.what,
+                    "seq_len": step.seq_len,
+                    "low": step.low,
+                    "high": step.high,
+                    "measured": measured,
+                    "inside": step.low - 1e-6 <= measured <= step.high + 1e-6,
+                    "error": step.middle / measured - 1,
+                    "independent": step.what == "sweep",
+                }
+            )
+    return rows
+
+
+def advice(steps: list[Projected], price_ratio: float) -> tuple[str, list[int]]:
+    """("rent", "not worth renting" or "likely buy", the lengths that decide it) at a price ratio.
+
+    Break-even is a speedup equal to the price ratio: inside a range it takes a measurement to tell.
+    """
+    open_ = [s.seq_len for s in steps if s.low <= price_ratio <= s.high]
+    above = [s.seq_len for s in steps if s.low > price_ratio]
+    if open_:
+        return "rent", open_
+    return ("likely buy", above) if above else ("not worth renting", [s.seq_len for s in steps])
