@@ -1,0 +1,142 @@
+"""What each GPU is: identification, dense peaks, memory, bandwidth, ceilings. The figures are in gpus.toml. No torch.
+
+    from harness import gpus
+    gpu = gpus.identify("NVIDIA H200", capability=(9, 0), memory_gib=139.8)     # None: not known, nothing is guessed
+    tflops, why = gpus.peak("NVIDIA H200", (9, 0), 139.8, override=None)        # 989.0, "dense bf16 of the H200 ..."
+    gpus.by_key("RTX PRO 6000")                                                 # what a person types
+
+A name is matched as a whole, word for word: "NVIDIA GB200" is not a B200 with two letters more, "NVIDIA H200 NVL" is
+another card than "NVIDIA H200", and a MIG slice is no whole GPU. Memory is what the device reports, never the number in
+the name ("NVIDIA GH200 480GB" has 96 GB or 141 GB), and the capability has to fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
+
+# Device memory in GiB over the marketed GB. Measured: 0.93 (B300: 267 of 288) to 1.01 (GH200: 142.5 of 141).
+_MEMORY_FIT = (0.88, 1.06)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The best matmul anyone published for a dtype. `tflops` without sparsity; `shape` is M, N, K."""
+
+    tflops: float
+    shape: tuple[int, int, int]
+    torch: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Rates are dense TFLOPS per GPU; None is unknown, and also what is in `unsupported`: the silicon cannot do it."""
+
+    key: str
+    label: str
+    names: tuple[str, ...]
+    capability: tuple[int, int] | None
+    bf16: float | None
+    fp8: float | None
+    fp6: float | None
+    fp4: float | None
+    nvfp4: float | None
+    unsupported: frozenset[str]  # dtypes, or "nvlink"
+    memory_gb: float  # marketed
+    bandwidth_tb_s: float | None
+    nvlink_gb_s: float | None  # both directions
+    power_w: float | None
+    ceilings: dict[str, Ceiling]  # by dtype
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+@functools.cache
+def load() -> dict[str, Gpu]:
+    """Every GPU of gpus.toml by its key. Raises TypeError or KeyError when the file has a wrong or a missing key."""
+    table = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
+    return {key: _gpu(key, dict(row)) for key, row in table.items()}
+
+
+def _gpu(key: str, row: dict) -> Gpu:
+    numbers = {f: row.pop(f, None) for f in (*DTYPES, "bandwidth_tb_s", "nvlink_gb_s", "power_w")}
+    capability, ceilings = row.pop("capability", None), row.pop("ceilings", {})
+    return Gpu(
+        key=key,
+        names=tuple(row.pop("names")),
+        aliases=tuple(row.pop("aliases", ())),
+        capability=capability and tuple(capability),
+        unsupported=frozenset(f.removesuffix("_gb_s") for f, value in numbers.items() if value is False),
+        ceilings={d: Ceiling(c["tflops"], tuple(c["shape"]), c["torch"]) for d, c in ceilings.items()},
+        **{f: None if value is False else value for f, value in numbers.items()},
+        **row,
+    )
+
+
+def identify(name: str, capability: tuple[int, int] | None = None, memory_gib: float | None = None) -> Gpu | None:
+    """The GPU a driver calls `name`, or None when that is not known for sure.
+
+    `capability` and `memory_gib` (total memory of the device) are checked when given; one that does not fit gives None.
+    Where one name is sold with two memory sizes and `memory_gib` is not given, the one listed first (the usual one).
+    """
+    return _find(name, capability, memory_gib)[0]
+
+
+def by_key(text: str) -> Gpu:
+    """The GPU a person means by "B200", "h200-sxm", "RTX PRO 6000" or a driver's name; raises KeyError naming all."""
+    words = _words(text)
+    for gpu in load().values():
+        if words in map(_words, (gpu.key, gpu.label, *gpu.aliases)):
+            return gpu
+    if gpu := identify(text):
+        return gpu
+    raise KeyError(f"no GPU {text!r}; known are: {', '.join(gpu.label for gpu in load().values())}")
+
+
+def peak(
+    name: str, capability: tuple[int, int] | None, memory_gib: float | None, override: float | None
+) -> tuple[float | None, str]:
+    """(dense bf16 TFLOPS for MFU, where it comes from), or (None, why there is none and what to do).
+
+    `override` is the user's PEAK_TFLOPS; it wins and is named as such. Raises ValueError if it is not above zero.
+    """
+    gpu, problem = _find(name, capability, memory_gib)
+    if override is not None:
+        if not (math.isfinite(override) and override > 0):
+            raise ValueError(f"PEAK_TFLOPS={override}: a number above 0 is needed")
+        table = f"the table has {gpu.bf16:g} for {gpu.label}" if gpu and gpu.bf16 else problem or "none in the table"
+        return float(override), f"PEAK_TFLOPS={override:g}, given by hand ({table})"
+    if gpu is None or gpu.bf16 is None:
+        problem = problem or f"no dense bf16 figure is known for {gpu.label}"
+        return None, f"no MFU: {problem}; set PEAK_TFLOPS to its dense bf16 TFLOPS to have one"
+    return float(gpu.bf16), f"dense bf16 of the {gpu.label}: {gpu.source}"
+
+
+def _find(name: str, capability: tuple[int, int] | None, memory_gib: float | None) -> tuple[Gpu | None, str | None]:
+    """(the GPU, None) or (None, what is wrong)."""
+    words = _words(name)
+    if "mig" in words:
+        return None, f"{name!r} is a MIG slice, not a whole GPU"
+    # Older drivers leave the vendor out of the name.
+    found = [g for g in load().values() if any(words in (_words(n), _words(n)[1:]) for n in g.names)]
+    if not found:
+        return None, f"{name!r} is not in harness/gpus.toml"
+    fitting = [g for g in found if None in (capability, g.capability) or tuple(capability) == g.capability]
+    if not fitting:
+        return None, f"{name!r} reports capability {capability}, {found[0].label} has {found[0].capability}"
+    low, high = _MEMORY_FIT
+    for gpu in fitting:
+        if memory_gib is None or low * gpu.memory_gb <= memory_gib <= high * gpu.memory_gb:
+            return gpu, None
+    sizes = " or ".join(f"{g.memory_gb:g} GB" for g in fitting)
+    return None, f"{name!r} reports {memory_gib:.1f} GiB of memory, not {sizes}: a slice or another variant"
+
+
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(re.split(r"[\s_-]+", name.strip().lower()))
