@@ -91,12 +91,10 @@ def test_carriage_returns_and_a_glued_allocator_warning(tmp_path):  # cases 41, 
 @pytest.mark.parametrize("old, new", [("tflops", "tflops_per_gpu"), ("exec_time_ms", "step_time_s")])
 def test_a_renamed_key(tmp_path, old, new):  # case 44
     text = head() + steps(USUAL).replace(old, new)
-    if old == "tflops":  # not needed: the rate is recomputed
-        assert only(read(tmp_path, text))[8192].n == 10
-    else:
-        point = read(tmp_path, text)
-        assert only(point)[8192].outcome == "failed"
-        assert "step, warmup, step_time_s, tflops, peak_mem_gib" in point.problems[0]
+    box = read(tmp_path, text)
+    assert only(box)[8192].outcome == "failed"
+    keys = "step, warmup, exec_time_ms, tflops, peak_mem_gib".replace(old, new)
+    assert f"12 objects that are no record of schema 1, most with the keys {keys}" in box.problems[0]
 
 
 def test_nothing_usable_says_what_was_seen(tmp_path):  # case 44
@@ -159,7 +157,8 @@ def test_no_log_at_all(tmp_path, text):
 @pytest.mark.parametrize("ms, word", [(2.99, "over the peak of 989"), (2990e3, "under 1 % of the peak of 989")])
 def test_another_unit(tmp_path, ms, word):  # case 77
     text = head() + "".join(
-        f'{{"step": {i}, "warmup": false, "exec_time_ms": "{ms}", "peak_mem_gib": "16.3"}}\n' for i in range(5)
+        f'{{"step": {i}, "warmup": false, "exec_time_ms": "{ms}", "tflops": "n/a", "peak_mem_gib": "16.3"}}\n'
+        for i in range(5)
     )
     point = only(read(tmp_path, text))[8192]
     assert (point.outcome, point.failure_kind, point.median_ms, point.times_ms) == ("failed", "unit_error", None, ())
@@ -406,8 +405,8 @@ def test_damage_never_makes_a_number(tmp_path, changes):
         for n, point in sweep.points.items():
             for ms in point.times_ms:
                 known = any(abs(ms - true) <= 0.011 * true for true in SECTIONS.get(n, []))
-                assert known or point.warnings, (n, ms, point)
-            assert len(set(point.times_ms)) == len(point.times_ms)
+                unchecked = any("unchecked" in w for w in point.warnings)  # the header's model was cut
+                assert known or unchecked, (n, ms, point)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -108,6 +108,10 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
         point.outcome, point.error = "not_run", outcome.reason
         return point
     done = work(run, attempt.seq_len)
+    if done is None and run.model:
+        point.warnings.append(
+            f"the work of a step is not known ({run.model.uncounted}): the rate is as logged, unchecked"
+        )
     times, factor = _agreeing(attempt, done.total_tflop if done else None, point.warnings)
     if attempt.retried:
         point.warnings.append(f"{attempt.retried} steps left out: the allocator had to free and retry")
@@ -136,24 +140,25 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
 def _agreeing(attempt: Attempt, total: float | None, warnings: list[str]) -> tuple[np.ndarray, float | None]:
     """The times whose logged rate agrees with them, and the TFLOP of a step those rates mean (None without rates).
 
-    A digit lost in either, or a record of another length, shows as work that is not the other steps'.
+    A digit lost in either, or a record of another length, shows as work that is not the other steps'. Where half
+    the steps have a rate, one without has lost more than that.
     """
     times, rates = np.array(attempt.times), np.array(attempt.rates)
     rated = ~np.isnan(rates)
-    if not rated.any():
+    if 2 * rated.sum() < len(times) or not len(times):
         return times, None
-    means = times * rates / 1e3
 
-    def near(value: float) -> np.ndarray:
-        off = np.abs(rates - value / times * 1e3)
-        return ~rated | (off <= np.maximum(RATE_TOLERANCE * value / times * 1e3, ROUNDING))
+    def agree(value: float) -> np.ndarray:
+        expected = value / times * 1e3
+        return rated & (np.abs(rates - expected) <= np.maximum(RATE_TOLERANCE * expected, ROUNDING))
 
-    usual = float(np.median(means[rated]))
-    if total is not None and (near(total) & rated).any():
+    usual = float(np.median((times * rates)[rated])) / 1e3
+    if total is not None and agree(total).any():
         usual = total
-    if bad := int((~near(usual)).sum()):
+    kept = times[agree(usual)]
+    if bad := len(times) - len(kept):
         warnings.append(f"{bad} steps left out: their time and their rate disagree")
-    return times[near(usual)], usual
+    return kept, usual
 
 
 def _judge(point: Point, attempt: Attempt, run: records.Run, expected: int) -> None:

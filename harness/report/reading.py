@@ -97,7 +97,7 @@ class _File:
                     self._own_step(piece)
                 elif "record" in piece:
                     self._own_record(piece)
-                elif "step" in piece and "exec_time_ms" in piece:
+                elif {"step", "exec_time_ms", "tflops"} <= piece.keys():
                     self.record_line = line
                     self._log_step(piece)
                 else:
