@@ -37,7 +37,7 @@ def header(trainer) -> str:
         f"# stack: python {st.python}, torch {st.torch}, CUDA {st.cuda}, transformers {st.transformers}, "
         f"deepspeed {st.deepspeed}, liger-kernel {st.liger_kernel}, {st.attention_package or 'no attention package'}",
         f"# attention: {a.backend} ({a.requested} asked), {a.function}, kernels {', '.join(a.kernels) or 'unseen'}",
-        f"# model: {run.model.name}, {run.model.num_layers} layers, {run.model.parameters / 1e9:.3f} B parameters, "
+        f"# model: {run.model.name}, {run.model.num_layers} layers, {run.model.parameters / 1e6:,.1f} M parameters, "
         f"{run.model.weights} weights",
         f"# recipe: {r.name}: ZeRO-{r.zero_stage}, checkpointing {'on' if r.grad_checkpoint else 'off'}, "
         f"optimizer {r.optimizer}{' on the CPU' if r.offload_optimizer else ''}, "

@@ -136,7 +136,14 @@ def shape(name: str) -> dict:
     """A shipped model's Hugging Face config, a fresh copy; raises KeyError naming the ones there are."""
     if name not in _SHIPPED:
         raise KeyError(f"no shipped model shape {name!r}; there are: {', '.join(shapes())}")
-    return copy.deepcopy(_SHIPPED[name])
+    config = copy.deepcopy(_SHIPPED[name])
+    config.pop("hub_id", None)
+    return config
+
+
+def hub_id(name: str) -> str | None:
+    """Where the Hugging Face hub has a shipped shape's real weights; None where there are none."""
+    return _SHIPPED.get(name, {}).get("hub_id")
 
 
 def _text(config: dict) -> dict:

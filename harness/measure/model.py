@@ -44,9 +44,9 @@ def hf_config(settings: Settings):
         if settings.model in flops.shapes():
             shape = flops.shape(settings.model)
             config = AutoConfig.for_model(shape.pop("model_type"), **shape)
-            source = cached_weights(hub_id(settings.model)) if settings.weights != "random" else None
+            source = cached_weights(flops.hub_id(settings.model)) if settings.weights != "random" else None
             if settings.weights == "real" and source is None:
-                hub = hub_id(settings.model) or settings.model
+                hub = flops.hub_id(settings.model) or settings.model
                 raise ModelUnavailable(
                     f"WEIGHTS=real: {hub} is not in the Hugging Face cache; run `hf download {hub}`, or WEIGHTS=random"
                 )
@@ -174,6 +174,3 @@ def record(built: Built, settings: Settings) -> records.Model:
         config=built.config,
         uncounted=uncounted,
     )
-
-
-def hub_id(name): return None

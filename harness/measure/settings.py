@@ -126,10 +126,9 @@ class SweepSettings(Settings):
     fresh: CliImplicitFlag[bool] = Field(False, description="start a new result file instead of continuing")
 
     def resolve(self, has_gpu: bool):
+        asked = self.seq_len is not None  # SEQ_LEN alone is a sweep over one length
         super().resolve(has_gpu)
         if not self.seqlens:
-            # SEQ_LEN alone is a sweep over one length, so that the guide's variable works here too.
-            asked = "seq_len" in self.model_fields_set
             self.seqlens = [self.seq_len] if has_gpu or asked else CPU_SEQLENS
         if self.hostfile and not self.hostfile.is_file():
             fail_setting(f"HOSTFILE={self.hostfile}: no such file")

@@ -10,6 +10,7 @@ Exit codes: 0 done; 1 a build or a check failed (the reason is the last line); 2
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import glob
 import os
@@ -130,9 +131,8 @@ def build_ops() -> None:
         for op in filter(Path.is_dir, folder.iterdir()):
             shutil.rmtree(op)
         built_for.write_text(stack)
-    held = {os.path.realpath(fd) for fd in glob.glob("/proc/[0-9]*/fd/*")}  # a live builder keeps its lock open
     for lock in folder.glob("*/lock"):
-        if str(lock.resolve()) not in held:
+        if not _held(lock):
             lock.unlink()  # torch would wait for it for ever
     builders = ["CPUAdamBuilder", "FusedAdamBuilder"] + ["ShareMemCommBuilder"] * (accelerator.device_name() == "cpu")
     for builder in builders:
@@ -144,6 +144,15 @@ def build_ops() -> None:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
             first = next((line for line in lines[1:] if re.search(r"\berror\b|not found|cannot find", line)), lines[0])
             raise RuntimeError(f"building DeepSpeed's {op.name} failed: {first}") from error
+
+
+def _held(lock: Path) -> bool:
+    """Whether a live builder has it: torch keeps the file open while it builds."""
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # another user's process, or one that just ended
+            if os.path.samefile(descriptor, lock):
+                return True
+    return False
 
 
 def verify(backend: str, gpu: bool) -> None:

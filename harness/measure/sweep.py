@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +41,8 @@ RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full d
 _NOT_IN_KEY = {"results", "result_file", "sweep_key", "fresh", "keep_going", "find_max", "granularity", "timeout"}
 _SHORT = {"summary": "measured", "not_run": "not run"}
 
-console = Console(highlight=False, soft_wrap=True)
+# Piped output has no width of its own; 80 columns would break every line of the table.
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 
 
 @dataclass
@@ -139,7 +141,7 @@ class Sweep:
                 return None  # every step is there; what hangs is the teardown
             if left and now - last > self.settings.timeout:
                 return failures.hang(launch.lines, self.settings.timeout)
-            if now - max(last, said) > 15:
+            if now - max(last, said) > (15 if now - last < 60 else 60):
                 said = now
                 what = "starting up" if self.run is None else f"{self.current}: step {self.steps_done}"
                 console.print(f"  ... {what}, {now - last:.0f} s since the last record (log: {launch.log})")
@@ -154,8 +156,7 @@ class Sweep:
             for note in record.notes:
                 console.print(f"  note: {note}")
         elif isinstance(record, records.Step):
-            self.steps_done = 0 if record.seq_len != self.current else self.steps_done + 1
-            self.current = record.seq_len
+            self.current, self.steps_done = record.seq_len, record.step + 1
             rate = f"{record.tflops:.4g} TFLOPS" if record.tflops is not None else "no TFLOPS"
             warm = "warm-up " if record.warmup else ""
             eta = self.time_left(record, lengths)
@@ -164,6 +165,7 @@ class Sweep:
             )
         elif isinstance(record, records.Summary):
             self.outcomes[record.seq_len] = record
+            self.steps_done = 0
 
     def time_left(self, step: records.Step, lengths: list[int]) -> str:
         """At most this long: the steps still to come, scaled by FLOPs from the last one."""
@@ -174,7 +176,7 @@ class Sweep:
             for n in lengths
             if n > step.seq_len
         )
-        return f"at most {seconds:.0f} s" if seconds < 120 else f"at most {seconds / 60:.0f} min"
+        return f"at most {seconds:.0f} s" if seconds < 120 else f"at most {timedelta(minutes=round(seconds / 60))}"
 
     def work(self, seq_len: int) -> float:
         try:
@@ -443,8 +445,8 @@ def main() -> int:
     done = [n for n in planned if sweep.final(n)]
     if done:
         console.print(f"continuing {sweep.file}: {' '.join(map(str, done))} done already (--fresh starts over)")
-    for line in plan_lines(sweep, [n for n in planned if n not in done]):
-        console.print(line)
+    if len(done) < len(planned):
+        console.print("\n".join(plan_lines(sweep, [n for n in planned if n not in done])))
     with contextlib.suppress(OSError):
         sweep.file.with_suffix(".reserve").write_bytes(b"\0" * RESERVE_BYTES)
     reason = None

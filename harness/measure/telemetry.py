@@ -23,6 +23,7 @@ THROTTLE_BITS = {
 }
 # The software power cap is how a GPU under full load normally runs; these mean the box is in trouble.
 TROUBLE = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
+READINGS = ("clock_mhz", "power_w", "temperature_c", "bits", "energy_j")
 
 
 def throttle_names(bits: int) -> list[str]:
@@ -92,7 +93,7 @@ class Sampler:
     def take(self) -> dict[str, float | None]:
         """This GPU since the last call: lowest clock, mean power, highest temperature, throttle bits, energy in J."""
         if self._handle is None:
-            return dict.fromkeys(("clock_mhz", "power_w", "temperature_c", "bits", "energy_j"))
+            return dict.fromkeys(READINGS)
         with self._lock:
             got, self._readings = self._readings, Readings()
         energy = self._read("nvmlDeviceGetTotalEnergyConsumption")
@@ -124,7 +125,7 @@ def combine(states: list[dict[str, float | None]]) -> GpuState | None:
     def total(key):
         return sum(told(key)) if len(told(key)) == len(states) else None
 
-    if not any(value is not None for state in states for value in state.values()):
+    if not any(told(key) for key in READINGS):
         return None
     bits = [int(b) for b in told("bits")]
     every_bit = 0

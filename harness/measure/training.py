@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records, stats
-from harness.measure import attention, box, memory, model, stack, telemetry
+from harness.measure import attention, box, memory, model, runs, stack, telemetry
 from harness.measure.settings import Settings
 
 DRIFT = 0.10  # warm-up goes on while a step differs by more than this from the one before ...
@@ -352,6 +353,8 @@ def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.
 
 def start(settings: Settings, kind: str, device: str) -> Trainer:
     """Everything up to the first step, in an order in which the cheap things fail first."""
+    # DeepSpeed's collectives under their old names; nothing a user can act on.
+    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     import deepspeed
 
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -396,18 +399,12 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     )
 
     nodes = [f["node"] for f in everyone]
-    run = records.Run(
-        kind=kind,
-        run_id=records.new_run_id(),
-        started=records.now(),
+    run = runs.run_record(
+        kind,
+        settings,
+        gpu,
+        backend,
         sweep_key=settings.sweep_key,
-        argv=[Path(sys.argv[0]).name, *map(stack.private, sys.argv[1:])],
-        settings={
-            k: v if v is None or isinstance(v, (int, float, list)) else stack.private(str(v))
-            for k, v in settings.model_dump().items()
-        },
-        gpu=gpu,
-        stack=stack.collect(backend),
         host=stack.host(list(dict.fromkeys(nodes))),
         world_size=dist.get_world_size(),
         attention=records.Attention(
@@ -416,9 +413,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         model=described,
         recipe=recipe,
         flop_convention=flops.CONVENTION,
-        environment=stack.environment(),
         memory_source=memory.SOURCE[device],
-        git_commit=stack.git_commit(),
         notes=built.notes,
     )
     out = None
