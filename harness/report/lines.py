@@ -8,8 +8,8 @@ The headers of the guide's logs are read here too: `===== seq_len=8192 =====`, `
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +20,7 @@ from pydantic_core import from_json  # three times as fast as json.loads, and th
 from harness import flops, records
 
 LINE_LIMIT = 1 << 22  # bytes; a longer line is cut there, so that a file without line ends needs no memory
+LARGEST = sys.float_info.max
 TRIES = 10_000  # places of one line to look for an object at: nested braces could take for ever
 
 SECTION = re.compile(r"=====\s*seq_len=(\d+)\s*=====")
@@ -74,17 +75,21 @@ def _text(text: str, skipped: Counter[str]) -> Iterator[str]:
 
 def number(value: object) -> float | None:
     """A finite number, also from a string; None for words, NaN, Infinity, true."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    kind = type(value)
+    if kind is str:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    elif kind is not float and kind is not int:
         return None
-    try:
-        result = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return result if math.isfinite(result) else None
+    return value if -LARGEST <= value <= LARGEST else None  # no comparison holds for nan
 
 
 def flag(value: object) -> bool | None:
     """true, "false", 1, "0"; None for anything else."""
+    if value is True or value is False:
+        return value
     return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from math import nan
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from harness import records
@@ -22,6 +22,8 @@ from harness.report import lines, points
 from harness.report.box import Box, NothingUsable, Point, Sweep, specification, work
 from harness.report.lines import flag, number
 from harness.report.points import Attempt
+
+PEAKS = ("peak_mem_gib", "peak_allocated_gib")
 
 __all__ = ["Box", "NothingUsable", "Point", "Sweep", "read_box", "specification", "work"]
 
@@ -101,17 +103,16 @@ class _File:
                     self.record_line = line
                     self._log_step(piece)
                 else:
-                    self.strange[", ".join(map(str, piece))] += 1
+                    self.strange[", ".join(piece)[:200]] += 1
         except OSError as error:
             self.box.problems.append(f"{self.path.name}: {error.strerror}")
         self.box.sweeps += points.sweeps(
             self.path, [*self.attempts.values()], self.last_run, [*self.planned], self.skipped
         )
         if self.strange:
-            keys, count = self.strange.most_common(1)[0]
-            self.skipped[f"objects that are no record of schema {records.SCHEMA}, most with the keys {keys[:200]}"] = (
-                count
-            )
+            keys = self.strange.most_common(1)[0][0]
+            what = f"objects that are no record of schema {records.SCHEMA}, most with the keys {keys}"
+            self.skipped[what] = self.strange.total()
         if self.skipped:
             what = ", ".join(f"{count} {name}" for name, count in self.skipped.items())
             self.box.problems.append(f"{self.path.name}: left out {what}")
@@ -184,21 +185,26 @@ class _File:
             if step == attempt.last[0] and attempt.last[2]:
                 attempt.times[-1] = max(time, attempt.times[-1])  # another rank's: a step lasts as long as its slowest
             return
+        retries = piece.get("alloc_retries")
+        retried = flushed or (retries is not None and (number(retries) or 0) > 0)
         attempt.seen += 1
-        retried = flushed or (number(piece.get("alloc_retries")) or 0) > 0
         attempt.last = (step, time, not warmup and not retried)
-        attempt.retried += not warmup and retried
         if warmup:
             return
-        values = {name: number(piece.get(name)) for name in ("tflops", "peak_mem_gib", "peak_allocated_gib")}
-        for name, value in values.items():
-            if value is None and piece.get(name) is not None:
+        for name in PEAKS:
+            if (said := piece.get(name)) is None:
+                continue
+            value = number(said)
+            if value is None:
                 self.skipped[f"{name} values that are no finite number"] += 1
-            elif value is not None and name != "tflops":
-                attempt.peaks[name] = max(value, attempt.peaks.get(name, 0))
-        if not retried:
-            attempt.times.append(time)
-            attempt.rates.append(np.nan if values["tflops"] is None else values["tflops"])
+            elif value > attempt.peaks.get(name, 0):
+                attempt.peaks[name] = value
+        if retried:
+            attempt.retried += 1
+            return
+        rate = number(piece.get("tflops"))
+        attempt.times.append(time)
+        attempt.rates.append(nan if rate is None else rate)
 
     def _text(self, line: int, text: str) -> None:
         """Headers of the guide's logs, and what a launcher says between records."""

@@ -1,0 +1,92 @@
+"""How fast the reader is beside plain json.loads, and how long it takes to a verdict. Nothing is asserted.
+
+python tests/bench_reading.py [--records 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness import flops, records  # noqa: E402
+from harness.report.reading import read_box  # noqa: E402
+
+
+def write(path: Path, count: int) -> None:
+    """A sweep of `count` step records over six lengths, as benchmark.py writes them."""
+    run = records.Run(
+        kind="sweep",
+        run_id="bench",
+        started=records.now(),
+        gpu=records.Gpu(device="cuda", name="NVIDIA H200", count=8, peak_tflops=989),
+        stack=records.Stack(python="3.12", torch="2.13.0+cu130"),
+        model=records.Model(
+            name="8b", weights="random", num_layers=32, parameters=1, config=flops.shape("llama-3.1-8b")
+        ),
+        recipe=records.Recipe(
+            name="custom", zero_stage=3, offload_optimizer=True, grad_checkpoint=True, use_liger=True,
+            liger_applied=True, batch_size=1, grad_accum=1, compile=False,
+        ),
+    )  # fmt: skip
+    state = records.GpuState(sm_clock_mhz=1980, power_w=5200, temperature_c=61, throttle=[])
+    lengths = [8192, 32768, 65536, 131072, 196608, 262144]
+    with path.open("w") as out:
+        out.write(records.dump(run) + "\n")
+        for n in lengths:
+            work = flops.count(run.model.config, n).total_tflop
+            step = records.Step(
+                run_id="bench", seq_len=n, step=0, warmup=False, exec_time_ms=work / 0.4, tflops=400, loss=1.5,
+                peak_mem_gib=16.3, peak_allocated_gib=15.1, alloc_retries=0, gpu_state=state,
+            )  # fmt: skip
+            line = records.dump(step) + "\n"
+            out.writelines(line.replace('"step": 0', f'"step": {i}') for i in range(count // len(lengths)))
+            out.write(
+                records.dump(records.Summary(run_id="bench", seq_len=n, n=count // 6, median_ms=work / 0.4)) + "\n"
+            )
+
+
+def timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=int, default=1_000_000)
+    count = parser.parse_args().records
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "sweep_bench.jsonl"
+        write(path, count)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.perf_counter()
+        points = read_box(path).sweeps[0].points
+        ours = time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.perf_counter()
+        with path.open() as lines:
+            for line in lines:
+                json.loads(line)
+        plain = time.perf_counter() - start
+        steps, size = sum(p.n for p in points.values()), path.stat().st_size
+    print(f"reader      {steps / ours:10,.0f} records/s   {ours:6.2f} s for {steps:,} steps, {size / 1e6:.0f} MB")
+    print(f"json.loads  {steps / plain:10,.0f} records/s   {plain:6.2f} s")
+    print(
+        f"memory      {(after - before) / 1024:10.0f} MiB more than before, {steps * 32 / 2**20:.0f} of them step times"
+    )
+    for script in ("should_upgrade.py", "plot_results.py --tables"):
+        seconds = min(timed([sys.executable, *script.split()]) for _ in range(3))
+        print(f"{script:24} {seconds:6.2f} s from start to result on the published data")
+
+
+if __name__ == "__main__":
+    main()
