@@ -12,7 +12,7 @@ sick card: refused unless the user insists. `warnings`: hosts, links, drivers, t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness import records
 from harness.report.box import Box, Sweep, work
@@ -51,13 +51,27 @@ def pairs(old: Box, new: Box) -> list[Pair]:
     The later ones matter where they are comparable too: another stack or recipe measured on both boxes.
     """
     found = []
-    for a in old.sweeps:
-        for b in new.sweeps:
+    for a in reversed(joined(old)):
+        for b in reversed(joined(new)):
             never, differences, unknown = compare(a.run, b.run)
             found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
-    found.sort(key=lambda p: (p.old.run.started, p.new.run.started), reverse=True)
-    found.sort(key=lambda p: (bool(p.never), len(p.differences), -len(p.common)))
-    return found
+    return sorted(found, key=lambda p: (bool(p.never), len(p.differences), -len(p.common)))
+
+
+def joined(box: Box) -> list[Sweep]:
+    """The box's sweeps, those of equal configuration as one: a length counts as last measured, else as last seen."""
+    made: list[tuple[tuple, Sweep]] = []
+    for sweep in box.sweeps:
+        run = sweep.run
+        key = _facts(run), run.attention and run.attention.backend, run.gpu.name
+        before = next((s for k, s in made if k == key), None)
+        if before is None:
+            made.append((key, replace(sweep, points=dict(sweep.points), notes=list(sweep.notes))))
+            continue
+        before.points |= {n: p for n, p in sweep.points.items() if p.outcome == "measured" or not _measured(before, n)}
+        before.notes += [f"joined with {sweep.file.name}, of the same configuration: the last measured counts"]
+        before.notes += sweep.notes
+    return [s for _, s in made]
 
 
 def pair(old: Box, new: Box) -> Pair | None:
@@ -165,11 +179,15 @@ def _one_sided(box: Box, sweep: Sweep) -> list[str]:
         found.append(f"the attention kernel is a pre-release ({run.stack.attention_package})")
     if run.model and run.model.weights == "random":
         found.append("random weights: the values that flow differ from a trained model's, and values change speed")
-    rated = box.gpu.power_w if box.gpu else None
-    if rated and run.gpu.power_limit_w and run.gpu.power_limit_w < CAPPED * rated:
-        found.append(f"power limit {run.gpu.power_limit_w:.0f} W of the card's {rated:.0f} W")
+    rated, limit = box.gpu.power_w if box.gpu else None, run.gpu.power_limit_w
+    if rated and limit and limit < CAPPED * rated:
+        found.append(f"power limit {limit:.0f} W of the card's {rated:.0f} W")
     for text, lengths in (
         ("throttled", [n for n, p in points.items() if p.throttled]),
+        (
+            "a step over twice the median",
+            [n for n, p in points.items() if p.times_ms and max(p.times_ms) > 2 * p.median_ms],
+        ),
         ("not steady", [n for n, p in points.items() if p.steady is False]),
         ("fewer than three steady steps", [n for n, p in points.items() if p.outcome == "partial"]),
     ):

@@ -74,16 +74,16 @@ class Fleet:
     old: Crew
     new: Crew
     price_ratio: float
+    peak_ratios: dict[str, float]
     scaling: float = 1.0
     speedup: Ratio | None = None
-    peak_ratios: dict[str, float] | None = None
 
     def rate(self, crew: Crew) -> float:
         """Old-GPU rate of a crew, in units of the base crew's."""
         linear = crew.workers / self.base.workers
         return linear * self.scaling if linear > 1 else linear
 
-    def row(self, name: str, crew: Crew, price: float, speed: float) -> dict:
+    def row(self, name: str, crew: Crew, price: float = 1.0, speed: float = 1.0) -> dict:
         days = self.base_days / (self.rate(crew) * speed)
         return {
             "fleet": name,
@@ -100,35 +100,21 @@ class Fleet:
         fast as the old GPUs that the price of the new ones would buy (as many helpers as `old` has).
         """
         bought = self.new.gpus * self.price_ratio
-        same_money = Crew(bought - self.old.helpers, self.old.helpers)
-        equal_time = self.rate(self.old) / self.rate(self.new)
-        rows = [
-            self.row("old, as now", self.base, 1, 1),
-            self.row("old", self.old, 1, 1),
-        ]
-        if same_money.workers > 0:
-            rows.append(self.row("old, for the price of the new", same_money, 1, 1))
-        speeds = [(f"new, at the {name} ratio {r:.2f}", r) for name, r in (self.peak_ratios or {}).items()]
+        same_money = Crew(max(bought - self.old.helpers, 0), self.old.helpers)
+        rows = [self.row("old, as now", self.base), self.row("old", self.old)]
+        if same_money.workers:
+            rows.append(self.row("old, for the price of the new", same_money))
+        speeds = {f"new, at the {name} ratio {r:.2f}": r for name, r in self.peak_ratios.items()}
         if self.speedup:
-            speeds.append((f"new, at the measured {self.speedup.value:.2f}", self.speedup.value))
-        rows += [self.row(name, self.new, self.price_ratio, speed) for name, speed in speeds]
-        return {
-            "base": str(self.base),
-            "base_days": self.base_days,
-            "old": str(self.old),
-            "new": str(self.new),
-            "price_ratio": self.price_ratio,
-            "scaling": self.scaling,
-            "old_gpus_for_the_price": bought,
-            "rows": rows,
-            "break_even_speedup": {
-                "equal_time": equal_time,
-                "equal_spend": equal_time * bought / self.old.gpus,
-                "equal_purchase": self.rate(same_money) / self.rate(self.new) if same_money.workers > 0 else None,
-            },
-            "measured_speedup": asdict(self.speedup) if self.speedup else None,
-            "peak_ratios": self.peak_ratios,
-        }
+            speeds[f"new, at the measured {self.speedup.value:.2f}"] = self.speedup.value
+        rows += [self.row(name, self.new, self.price_ratio, speed) for name, speed in speeds.items()]
+        need = {"equal_time": self.rate(self.old) / self.rate(self.new)}
+        need["equal_spend"] = need["equal_time"] * bought / self.old.gpus
+        need["equal_purchase"] = self.rate(same_money) / self.rate(self.new)
+        told = {k: str(getattr(self, k)) for k in ("base", "old", "new")}
+        told |= {"price_ratio": self.price_ratio, "scaling": self.scaling, "old_gpus_for_the_price": bought}
+        measured = asdict(self.speedup) if self.speedup else None
+        return told | {"rows": rows, "needed": need, "measured_speedup": measured, "peak_ratios": self.peak_ratios}
 
 
 def positive(text: str) -> float:

@@ -1,7 +1,7 @@
 """What a sweep says between and beyond its lengths: peak memory as a line, step time as a sum of three parts.
 
-    memory = memory_line(sweep)          # GiB = floor + slope * tokens, least squares
-    memory.largest(180)                  # tokens that fit in 180 GiB, by the fit
+    memory = memory_line(sweep)          # GiB = floor + slope * seqlen, least squares
+    memory.largest(180)                  # the seqlen that fits in 180 GiB, by the fit
     model = step_time(sweep)             # ms = fixed + dense work / dense rate + attention work / attention rate
 
 Both are fits with their error beside them, never a measurement; the report says so wherever it prints one.
@@ -23,7 +23,7 @@ USABLE_SHARE = 130 / 141
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Peak GiB = floor_gib + gib_per_token * tokens of a GPU and step; the errors are of the fitted points, GiB."""
+    """Peak GiB = floor_gib + gib_per_token * seqlen, at the sweep's batch; the errors are of the fitted points, GiB."""
 
     floor_gib: float
     gib_per_token: float
@@ -32,7 +32,7 @@ class MemoryLine:
     points: int
 
     def largest(self, budget_gib: float) -> int | None:
-        """Tokens that fit in the budget by the line; null when the line does not rise or the floor is too high."""
+        """The seqlen that fits in the budget by the line; null when the line does not rise or its floor is over it."""
         if self.gib_per_token <= 0 or budget_gib <= self.floor_gib:
             return None
         return int((budget_gib - self.floor_gib) / self.gib_per_token)
@@ -66,10 +66,10 @@ def tokens(run: records.Run, seq_len: int) -> float:
 
 def memory_line(sweep: Sweep) -> MemoryLine | None:
     """Least squares over the lengths with a peak; null under three of them."""
-    found = [(tokens(sweep.run, p.seq_len), p.peak_mem_gib) for p in sweep.points.values() if p.peak_mem_gib]
+    found = [(p.seq_len, p.peak_mem_gib) for p in sweep.points.values() if p.peak_mem_gib]
     if len(found) < 3:
         return None
-    x, y = np.array(found).T
+    x, y = np.array(found, dtype=float).T
     slope, floor = np.polyfit(x, y, 1)
     error = y - (floor + slope * x)
     rms = float(np.sqrt(np.mean(error**2)))

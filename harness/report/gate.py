@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
+from harness.gpus import DTYPES
 from harness.report.box import Box, Sweep
 
-DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
 GIB_PER_GB = 1e9 / 2**30
 
 

@@ -68,11 +68,11 @@ class Projected:
         return self.old_ms / sum(p.old_ms / p.high for p in self.parts)
 
     @property
-    def middle(self) -> float:
-        return math.sqrt(self.low * self.high)
+    def label(self) -> str:
+        return f"{self.seq_len}{'' if self.what == 'sweep' else ' (decomposed)'}"
 
     def as_dict(self) -> dict:
-        return asdict(self) | {"low": self.low, "high": self.high}
+        return asdict(self) | {"low": self.low, "high": self.high, "label": self.label}
 
 
 def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
@@ -117,7 +117,7 @@ def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> li
                 steps.append(Projected("sweep", point.seq_len, ms, _scaled(parts, ratios, seen), basis))
     for _, d in box.decompositions:
         buckets = {x.name: x.ms for x in d.full or d.two}
-        basis = "its buckets" if d.full else "two buckets: attention and the rest, all of it taken as compute"
+        basis = "its buckets" if d.full else "two buckets"
         steps.append(Projected("decomposed step", d.seq_len, d.step_ms, _scaled(buckets, ratios, seen), basis))
     return steps
 
@@ -132,10 +132,10 @@ def _split(box: Box, sweep: Sweep, seq_len: int, ms: float) -> tuple[dict[str, f
         return {}, "the model's FLOPs are not known"
     fit = fits.step_time(sweep)
     if fit:
-        parts, basis = fit.parts_ms(done), "no decomposition of this recipe: fixed, dense and attention time by a fit"
+        parts, basis = fit.parts_ms(done), "a fit: fixed, dense, attention"
     else:
         parts = {"attention": done.attention_tflop, "dense": done.dense_tflop}
-        basis = "no decomposition of this recipe: FLOP shares, as if nothing were fixed"
+        basis = "FLOP shares, nothing fixed"
     scale = ms / sum(parts.values())
     return {name: value * scale for name, value in parts.items()}, basis
 
@@ -155,43 +155,30 @@ def _scaled(parts: dict[str, float], ratios: dict[str, float | None], seen: Seen
 def back_test(old: Box, new: Box, seen: Seen | None) -> list[dict]:
     """Projection of the old box to the new one's GPU beside what was measured there, one row a step both have.
 
-    `seen` comes from the decomposed step of the published pair: back-testing that step itself only shows the
-    arithmetic, and its row says so. error is of the middle of the range, relative.
+    `seen` comes from a decomposed step of the published pair: for the published pair its row only shows the
+    arithmetic, and the other rows borrow two exponents from it. error: of the range's (geometric) middle, relative.
     """
     pair = comparing.pair(old, new)
-    measured_ms = {}
-    for n in pair.common if pair else ():
-        measured_ms["sweep", n] = pair.new.points[n].median_ms
+    measured_ms = {str(n): pair.new.points[n].median_ms for n in pair.common} if pair else {}
     for run, d in old.decompositions:
         if same := _same_step(new, run, d):
-            measured_ms.setdefault(("decomposed step", d.seq_len), same.step_ms)
+            measured_ms.setdefault(f"{d.seq_len} (decomposed)", same.step_ms)
     rows = []
     for step in project(old, pair.old if pair else None, new.gpu, seen):
-        new_ms = measured_ms.pop((step.what, step.seq_len), None)
-        if new_ms:
+        if new_ms := measured_ms.pop(step.label, None):
             measured = step.old_ms / new_ms
-            rows.append(
-                {
-                    "what": step.what,
-                    "seq_len": step.seq_len,
-                    "low": step.low,
-                    "high": step.high,
-                    "measured": measured,
-                    "inside": step.low - 1e-6 <= measured <= step.high + 1e-6,
-                    "error": step.middle / measured - 1,
-                    "independent": step.what == "sweep",
-                }
-            )
+            row = {"label": step.label, "low": step.low, "high": step.high, "measured": measured}
+            row["inside"] = step.low - 1e-4 <= measured <= step.high + 1e-4
+            rows.append(row | {"error": math.sqrt(step.low * step.high) / measured - 1})
     return rows
 
 
-def advice(steps: list[Projected], price_ratio: float) -> tuple[str, list[int]]:
-    """("rent", "not worth renting" or "likely buy", the lengths that decide it) at a price ratio.
+def advice(steps: list[Projected], price_ratio: float) -> tuple[str, dict[str, list[str]]]:
+    """("rent", "not worth renting" or "likely buy", labels of steps under, around and over break-even).
 
     Break-even is a speedup equal to the price ratio: inside a range it takes a measurement to tell.
     """
-    open_ = [s.seq_len for s in steps if s.low <= price_ratio <= s.high]
-    above = [s.seq_len for s in steps if s.low > price_ratio]
-    if open_:
-        return "rent", open_
-    return ("likely buy", above) if above else ("not worth renting", [s.seq_len for s in steps])
+    sides: dict[str, list[str]] = {"under": [], "around": [], "over": []}
+    for s in steps:
+        sides["under" if s.high < price_ratio else "over" if s.low > price_ratio else "around"].append(s.label)
+    return "rent" if sides["around"] else "likely buy" if sides["over"] else "not worth renting", sides
