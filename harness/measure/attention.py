@@ -165,7 +165,7 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
         raise AttentionUnavailable(f"{backend} was asked for, {function} was called", "attn_mismatch")
     if backend != "sdpa" and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):
         raise AttentionUnavailable(f"{backend} was asked for, PyTorch's own {seen[0]} ran", "attn_mismatch")
-    off = _error(results, qkv, grad)
+    off = relative_error(results, qkv, grad)
     if not off <= MAX_RELATIVE_ERROR:
         raise AttentionUnavailable(f"{backend} computes wrong numbers here: {off:.1%} off fp32", "attn_mismatch")
     return Probe(function, seen, off)
@@ -202,7 +202,7 @@ def _profiled(run, device: torch.device) -> tuple[list[str], list[torch.Tensor]]
     return [name for name in names if kernels.classify(name) == "attention"], results
 
 
-def _error(results: list[torch.Tensor], qkv: list[torch.Tensor], grad: torch.Tensor) -> float:
+def relative_error(results: list[torch.Tensor], qkv: list[torch.Tensor], grad: torch.Tensor) -> float:
     """Largest |result - fp32| of output, dq, dk and dv, each over the largest fp32 value of its own."""
     exact = [t.float().requires_grad_() for t in qkv]
     out = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)

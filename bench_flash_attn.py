@@ -1,0 +1,273 @@
+"""The attention kernel alone: forward, backward and both, at the shape of one layer of Llama-3.1-8B.
+
+    python bench_flash_attn.py                          # the attention this GPU would train with, 1024 to 32768 tokens
+    python bench_flash_attn.py --attn all               # every kernel that runs here, in alternation on one GPU
+    SEQLENS="8192 131072" MODEL=llama-3.1-70b python bench_flash_attn.py
+    python bench_flash_attn.py --seqlens 256,512        # without a GPU: PyTorch's CPU attention, small sizes
+
+Each kernel's output and gradients are first compared with fp32. Times are of single iterations on random data, the L2
+emptied and the gradients dropped between them, by device events. `burst` is the first fraction of a second, `sustained`
+the second half of SUSTAINED_S seconds without a pause, when power and heat have set the clocks; in a training step
+expect the sustained rate or less. Each result is one JSON line, also in results/<gpu>/attention_<time>.jsonl:
+
+    seqlen, fwd_ms, fwd_tflops, fwd_bwd_ms     causal forward: 4 * batch * s^2 * heads * head_dim / 2 FLOPs
+    fwd_bwd_tflops                             the kernel's own count, 3.5 x forward: its backward recomputes the scores
+    model_tflops                               the model's count, 3 x forward, which the step's TFLOPS and MFU use
+The last two differ by 7/6 by convention alone. The ratio of two boxes is the same in both.
+
+exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wrong use or setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode
+from rich.console import Console
+from rich.table import Table
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness import flops, records
+from harness.measure import attention, box, runs, telemetry
+from harness.measure.settings import Settings, load
+from harness.measure.timing import iterations_ms, summarise
+
+ROUNDS = 3  # each kernel is timed so often, in turn with the others
+KERNEL_COUNT, MODEL_COUNT = 3.5, 3  # FLOPs of forward and backward, in forwards
+
+
+class AttentionSettings(BaseSettings):
+    model_config = Settings.model_config
+
+    seqlens: Annotated[list[int], NoDecode] | None = Field(
+        None, description="lengths; None: 1024 to 32768 by doubling, without a GPU 256 512 1024"
+    )
+    attn: Literal["auto", "all", "fa4", "fa3", "fa2", "sdpa"] = Field("auto", description="kernel; all compares them")
+    model: str | None = Field(None, description="take heads and head_dim from this shape, folder or hub id")
+    batch_size: int = Field(1, ge=1, description="sequences")
+    heads: int = Field(32, ge=1, description="query heads")
+    kv_heads: int = Field(8, ge=1, description="key and value heads")
+    head_dim: int = Field(128, ge=8, description="width of a head")
+    burst_ms: float = Field(600, gt=0, description="time per measured quantity, ms")
+    sustained_s: float | None = Field(None, ge=0, description="seconds of sustained load; None: 30, without a GPU 0")
+    seed: int = Field(0, ge=0, description="of the random data")
+    results: Path = Field(Path("results"), description="folder of the result folders")
+
+    _split = field_validator("seqlens", mode="before")(lambda value: Settings._split_lengths(value))
+
+    def resolve(self, has_gpu: bool) -> None:
+        """Defaults that depend on the device, and the model's shape. Raises OSError or ValueError: no such model."""
+        self.seqlens = self.seqlens or [2**n for n in (range(10, 16) if has_gpu else range(8, 11))]
+        self.sustained_s = (30.0 if has_gpu else 0.0) if self.sustained_s is None else self.sustained_s
+        if self.model:
+            from transformers import AutoConfig
+
+            shipped = self.model in flops.shapes()
+            config = (
+                flops.shape(self.model)
+                if shipped
+                else AutoConfig.from_pretrained(self.model).get_text_config().to_dict()
+            )
+            self.heads = config["num_attention_heads"]
+            self.kv_heads = config.get("num_key_value_heads") or self.heads
+            self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
+
+
+def forward_tflop(batch: int, seqlen: int, heads: int, head_dim: int) -> float:
+    """TFLOP of a causal forward: two matmuls of 2 * s^2 * head_dim FLOPs a head, half of them masked away."""
+    return 4 * batch * seqlen**2 * heads * head_dim / 2 / 1e12
+
+
+def flash(word: str):
+    """Set-up of a FlashAttention package. A set-up gives attend(q, k, v) on (batch, heads, seqlen, head_dim) tensors,
+    or raises where this cannot run."""
+
+    def setup(capability):
+        attention.require(word, capability)
+        function = importlib.import_module(attention.PACKAGES[word].module).flash_attn_func
+
+        def attend(q, k, v):
+            out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True)
+            return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)  # FlashAttention-4 gives (out, lse)
+
+        return attend
+
+    return setup
+
+
+def sdpa(only: SDPBackend | None = None):
+    """Set-up of PyTorch's own attention; `only`: this one of its backends, instead of the one PyTorch chooses."""
+
+    def attend(q, k, v):
+        with sdpa_kernel(only) if only else contextlib.nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    return lambda capability: attend
+
+
+BACKENDS = {
+    "fa4": flash("fa4"),
+    "fa3": flash("fa3"),
+    "fa2": flash("fa2"),
+    "sdpa": sdpa(),
+    "sdpa-cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+    "sdpa-flash": sdpa(SDPBackend.FLASH_ATTENTION),
+}
+
+
+def tensors(s: AttentionSettings, seqlen: int, device: str) -> list[torch.Tensor]:
+    """q, k, v and the output's gradient, bf16, normal, with the strides that a model's projections leave."""
+    generator = torch.Generator(device).manual_seed(s.seed)
+    shapes = [(s.batch_size, seqlen, heads, s.head_dim) for heads in (s.heads, s.kv_heads, s.kv_heads, s.heads)]
+    return [torch.randn(n, device=device, generator=generator).bfloat16().transpose(1, 2) for n in shapes]
+
+
+def check(attend, s: AttentionSettings, device: str) -> float:
+    """Largest relative error of output and gradients against fp32. Raises AttentionUnavailable when too large."""
+    *qkv, grad = tensors(s, min(512, *s.seqlens), device)
+    leaves = [t.clone().requires_grad_() for t in qkv]
+    out = attend(*leaves)
+    out.backward(grad)
+    off = attention.relative_error([out.detach(), *(t.grad for t in leaves)], qkv, grad)
+    if not off <= attention.MAX_RELATIVE_ERROR:
+        raise attention.AttentionUnavailable(f"wrong numbers: {off:.1%} off fp32", "attn_mismatch")
+    return off
+
+
+def closures(attend, leaves: list[torch.Tensor], grad: torch.Tensor) -> dict:
+    out = attend(*leaves)
+
+    def forward():
+        with torch.no_grad():
+            attend(*leaves)
+
+    return {
+        "fwd": forward,
+        "bwd": lambda: out.backward(grad, retain_graph=True),
+        "fwd_bwd": lambda: attend(*leaves).backward(grad),
+    }
+
+
+def figures(times: dict[str, list[float]], tflop: float) -> dict:
+    """The record's figures from iteration times in ms; `tflop` is the forward's."""
+    got = {what: summarise(values) for what, values in times.items()}
+    both, alone = got["fwd_bwd"], {f"{what}_ms": got[what].median for what in ("fwd", "bwd") if what in got}
+    return alone | {
+        "fwd_tflops": tflop / alone["fwd_ms"] * 1e3 if alone else None,
+        "fwd_bwd_ms": both.median,
+        "fwd_bwd_ms_low": both.low,
+        "fwd_bwd_ms_high": both.high,
+        "fwd_bwd_tflops": KERNEL_COUNT * tflop / both.median * 1e3,
+        "model_tflops": MODEL_COUNT * tflop / both.median * 1e3,
+        "n": both.n,
+    }
+
+
+def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler: telemetry.Sampler):
+    """Yields (kernel, mode, GPU state, figures): the bursts in alternation, then each kernel's sustained rate."""
+    *qkv, grad = tensors(s, seqlen, device)
+    leaves = [t.requires_grad_() for t in qkv]
+    work = {label: closures(attend, leaves, grad) for label, attend in ready.items()}
+    times = {label: {what: [] for what in runs_} for label, runs_ in work.items()}
+    tflop, states = forward_tflop(s.batch_size, seqlen, s.heads, s.head_dim), {}
+    for _ in range(ROUNDS):
+        for label in work:
+            sampler.take()
+            for what, run in work[label].items():
+                times[label][what] += iterations_ms(run, device, s.burst_ms / ROUNDS, leaves)
+            states[label] = telemetry.combine([sampler.take()])  # of the last round
+    for label in work:
+        yield label, "burst", states[label], figures(times[label], tflop)
+    for label in work if s.sustained_s else ():
+        start, late = time.monotonic(), []
+        while not late or time.monotonic() - start < s.sustained_s:
+            if time.monotonic() - start < s.sustained_s / 2:
+                late.clear()  # the clocks are still falling
+                sampler.take()
+            late += iterations_ms(work[label]["fwd_bwd"], device, 1000, leaves)
+        yield label, "sustained", telemetry.combine([sampler.take()]), figures({"fwd_bwd": late}, tflop)
+
+
+def show(rows: list[records.AttentionTime], console: Console) -> None:
+    table = Table(title="causal attention, bf16, median of single iterations", title_justify="left")
+    for column in ("seqlen", "kernel", "mode", "fwd ms", "fwd TFLOPS", "bwd ms", "fwd+bwd ms", "95 % of iterations ms",
+                   "TFLOPS (3.5x)", "TFLOPS (3x)", "SM MHz"):  # fmt: skip
+        table.add_column(column, justify="left" if column in ("kernel", "mode") else "right")
+    for r in (r for r in rows if r.error is None):
+        clock = r.gpu_state and r.gpu_state.sm_clock_mhz
+        before, after = (r.fwd_ms, r.fwd_tflops, r.bwd_ms, r.fwd_bwd_ms), (r.fwd_bwd_tflops, r.model_tflops, clock)
+        before, after = (["" if x is None else f"{x:.4g}" for x in numbers] for numbers in (before, after))
+        spread = f"{r.fwd_bwd_ms_low:.4g} - {r.fwd_bwd_ms_high:.4g}"
+        table.add_row(str(r.seqlen), r.backend, r.mode, *before, spread, *after)
+    console.print(table)
+    console.print("kernel count / model count = 3.5 / 3 = 7/6 = 1.167: the same time, counted in two ways")
+
+
+def main() -> int:
+    s = load(AttentionSettings, description=__doc__)
+    device = box.use_accelerator()
+    facts, target = box.device_facts(device), "cuda:0" if device == "cuda" else "cpu"
+    try:
+        s.resolve(device == "cuda")
+        chosen = [attention.choose(s.attn, facts["capability"])] if s.attn != "all" else list(BACKENDS)
+    except (attention.AttentionUnavailable, OSError, ValueError, KeyError) as error:
+        print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    backend = chosen[0] if len(chosen) == 1 else None
+    gpu = box.gpu_record(device, [facts])
+    run = runs.run_record(
+        "attention", s, gpu, backend, flop_convention="causal attention: kernel 3.5x, model 3x forward"
+    )
+    shape = {
+        "batch": s.batch_size,
+        "heads": s.heads,
+        "kv_heads": s.kv_heads,
+        "head_dim": s.head_dim,
+        "dtype": "bfloat16",
+    }
+    sampler, rows, failed, ready, errors = telemetry.Sampler(facts["uuid"]), [], [], {}, {}
+    with runs.open_file(run, s.results) as out:
+        if device == "cpu":
+            print(f"# These figures describe this CPU ({gpu.name}) and no GPU; sustained only with SUSTAINED_S.")
+        print(f"# {gpu.name}, torch {run.stack.torch}, {run.stack.attention_package or 'no package'}, {out.path}")
+
+        def keep(label: str, seqlen: int, **more) -> None:
+            rows.append(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **shape, **more))
+            out.write(rows[-1])
+            print(records.dump(rows[-1]), flush=True)
+
+        try:
+            for label in chosen:
+                try:
+                    attend = BACKENDS[label](facts["capability"])
+                    errors[label], ready[label] = check(attend, s, target), attend
+                except Exception as error:  # a package may fail in any way at its first call
+                    failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+                    keep(label, s.seqlens[0], error=failed[-1])
+            failed = [] if ready else failed  # with --attn all some are expected to be missing
+            for seqlen in s.seqlens if ready else ():
+                try:
+                    for label, mode, state, found in measure(ready, s, seqlen, target, sampler):
+                        keep(label, seqlen, mode=mode, gpu_state=state, max_error=errors[label], **found)
+                except torch.OutOfMemoryError as error:
+                    failed.append(f"seqlen {seqlen}: {str(error).splitlines()[0]}")
+                    keep(",".join(ready), seqlen, error=failed[-1])
+        except KeyboardInterrupt:
+            failed.append("interrupted; what was measured is kept")
+        sampler.close()
+    show(rows, Console(width=140))
+    for reason in failed[-1:]:
+        print(f"error: {reason}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
