@@ -114,12 +114,12 @@ def test_a_sick_card_is_no_witness():  # case 28
 WARNINGS = [
     ({"stack.attention_package": "flash-attn-4 4.0.0b22"}, "NEW: the attention kernel is a pre-release"),
     ({"gpu.power_limit_w": 500.0}, "NEW: power limit 500 W of the card's 1000 W"),
-    ({"gpu.links": ["SYS"]}, "links differ: NV18 and SYS"),  # case 73
-    ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "NCCL_P2P_DISABLE differs: none and 1"),  # case 73
-    ({"environment": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS differs: none and 1"),  # case 65
-    ({"host.cpu": "Xeon"}, "hosts differ: cpu EPYC and Xeon"),  # case 65
-    ({"host.omp_threads": 1}, "hosts differ: omp_threads 12 and 1"),  # case 65
-    ({"gpu.driver": "560.35"}, "driver differ: 570.1 and 560.35"),  # case 74
+    ({"gpu.links": ["SYS"]}, "links differs: NV18 and SYS"),  # case 73
+    ({"environment": {"NCCL_P2P_DISABLE": "1"}}, "NCCL_P2P_DISABLE differs: unset and 1"),  # case 73
+    ({"environment": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS differs: unset and 1"),  # case 65
+    ({"host.cpu": "Xeon"}, "host cpu differs: EPYC and Xeon"),  # case 65
+    ({"host.omp_threads": 1}, "host omp_threads differs: 12 and 1"),  # case 65
+    ({"gpu.driver": "560.35"}, "driver differs: 570.1 and 560.35"),  # case 74
 ]
 
 

@@ -76,11 +76,10 @@ def joined(box: Box) -> list[Sweep]:
 
 def pair(old: Box, new: Box) -> Pair | None:
     """The best pair with its warnings; null when a box has no sweep."""
-    found = pairs(old, new)
-    if not found:
-        return None
-    found[0].warnings += warnings(old, new, found[0])
-    return found[0]
+    best = next(iter(pairs(old, new)), None)
+    if best:
+        best.warnings += warnings(old, new, best)
+    return best
 
 
 def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], list[str]]:
@@ -92,9 +91,9 @@ def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], l
         if x == y:
             continue
         if key in ("device", "MIG slice"):
-            never.append(f"{key}: {_word(x)} and {_word(y)}")
+            never.append(f"{key}: {x or 'none'} and {y or 'none'}")
         elif x is not None and y is not None:
-            differences.append(f"{key}: {_word(x)} and {_word(y)}")
+            differences.append(f"{key}: {x} and {y}")
         elif not key.startswith("config "):  # a shipped shape has only the keys that set the work
             unknown.append(f"{key} is not recorded on {'OLD' if x is None else 'NEW'}, so it was not compared")
     for side, run in (("OLD", old), ("NEW", new)):
@@ -152,17 +151,12 @@ def warnings(old: Box, new: Box, pair: Pair) -> list[str]:
         short = [n for n in pair.common if (done := work(a, n)) and regime(done.attention_share) == "short"]
         if short:
             found.append(f"a long-context recipe at short lengths ({_lengths(short)}) is overhead, not representative")
-    host_a, host_b = a.host.model_dump(exclude={"nodes"}), b.host.model_dump(exclude={"nodes"})
-    found += [
-        f"hosts differ: {k} {_word(v)} and {_word(host_b[k])}" for k, v in host_a.items() if _differ(v, host_b[k])
-    ]
-    for name, x, y in (("driver", a.gpu.driver, b.gpu.driver), ("links", a.gpu.links, b.gpu.links)):
-        if x and y and x != y:
-            found.append(f"{name} differ: {_word(x)} and {_word(y)}")
-    both = _recorded(a) and _recorded(b)
-    for key in sorted({*a.environment, *b.environment} - {*_ALLOCATOR, _DETERMINISTIC}):
-        if both and a.environment.get(key) != b.environment.get(key):
-            found.append(f"{key} differs: {_word(a.environment.get(key))} and {_word(b.environment.get(key))}")
+    beside = [(f"host {k}", v, getattr(b.host, k)) for k, v in a.host.model_dump(exclude={"nodes"}).items()]
+    beside += [("driver", a.gpu.driver, b.gpu.driver), ("links", "+".join(a.gpu.links), "+".join(b.gpu.links))]
+    if _recorded(a) and _recorded(b):
+        names = sorted({*a.environment, *b.environment} - {*_ALLOCATOR, _DETERMINISTIC})
+        beside += [(k, a.environment.get(k, "unset"), b.environment.get(k, "unset")) for k in names]
+    found += [f"{name} differs: {x} and {y}" for name, x, y in beside if x and y and x != y]
     if pair.old.file == pair.new.file:
         found.append("OLD and NEW are the same file")
     return found
@@ -182,37 +176,21 @@ def _one_sided(box: Box, sweep: Sweep) -> list[str]:
     rated, limit = box.gpu.power_w if box.gpu else None, run.gpu.power_limit_w
     if rated and limit and limit < CAPPED * rated:
         found.append(f"power limit {limit:.0f} W of the card's {rated:.0f} W")
-    for text, lengths in (
-        ("throttled", [n for n, p in points.items() if p.throttled]),
-        (
-            "a step over twice the median",
-            [n for n, p in points.items() if p.times_ms and max(p.times_ms) > 2 * p.median_ms],
-        ),
-        ("not steady", [n for n, p in points.items() if p.steady is False]),
-        ("fewer than three steady steps", [n for n, p in points.items() if p.outcome == "partial"]),
+    for text, shown in (
+        ("throttled", lambda p: p.throttled),
+        ("not steady", lambda p: p.steady is False),
+        ("a step over twice the median", lambda p: p.times_ms and max(p.times_ms) > 2 * p.median_ms),
+        ("fewer than three steady steps", lambda p: p.outcome == "partial"),
     ):
-        if lengths:
+        if lengths := [n for n, p in points.items() if shown(p)]:
             found.append(f"{text} at {_lengths(lengths)}")
     found += [f"{n}: {text}" for n, p in sorted(points.items()) for text in p.warnings]
     idle = [d for _, d in box.decompositions if d.busy_share is not None and d.busy_share < HALF_BUSY]
-    found += [
-        f"GPU busy {d.busy_share:.0%} of a step at {d.seq_len}: host-bound, or compiling every step" for d in idle
-    ]
-    return found
+    return found + [f"GPU busy {d.busy_share:.0%} of a step at {d.seq_len}: host-bound, or compiling" for d in idle]
 
 
 def _measured(sweep: Sweep, seq_len: int) -> bool:
     return seq_len in sweep.points and sweep.points[seq_len].outcome == "measured"
-
-
-def _differ(x, y) -> bool:
-    return x is not None and y is not None and x != y
-
-
-def _word(value) -> str:
-    if isinstance(value, list):
-        return "+".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
 
 
 def _lengths(values: list[int]) -> str:
