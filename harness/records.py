@@ -269,7 +269,7 @@ class AttentionTime(Base):
     fwd_bwd_ms_low: float | None = Field(None, description="2.5th percentile of the iterations")
     fwd_bwd_ms_high: float | None = None
     n: int | None = None
-    max_error: float | None = Field(None, description="largest |out - fp32 reference|")
+    max_error: float | None = Field(None, description="of output and gradients against fp32, over the largest value")
     gpu_state: GpuState | None = None
     error: str | None = Field(None, description="why this backend gave no time")
 
@@ -283,7 +283,8 @@ class Ceiling(Base):
     name: str = Field(description="dtype, matmul of the model, copy/triad, or all_reduce/all_gather")
     value: float | None = Field(None, description="median over GPUs; null when it cannot run")
     unit: Literal["TFLOPS", "GB/s"]
-    best: float | None = None
+    best: float | None = Field(None, description="highest of per_gpu")
+    mean: float | None = Field(None, description="value by the mean of the iterations instead of their median")
     shape: list[int] | None = Field(None, description="M, N, K of the best matmul, or the message bytes")
     per_gpu: list[float] = []
     published: float | None = Field(None, description="the published ceiling of this GPU")
