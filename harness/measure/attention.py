@@ -154,13 +154,13 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
         function = _called_function(run)  # also compiles what has to be compiled
         seen, results = _profiled(run, device)
     except Exception as error:
-        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else "the CPU"
+        gpu = torch.cuda.is_available()
+        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device)) if gpu else "the CPU"
         name = f"{package.distribution} {version(package.distribution)}" if package else backend
-        # Early FlashAttention-4 betas knew sm_100 and not sm_103, and said so by an assertion at the first call.
-        what = (
-            "is too old for" if backend == "fa4" and isinstance(error, AssertionError) else "fails at its first call on"
-        )
-        raise AttentionUnavailable(f"{name} {what} {arch} [{_one_line(error)}]") from error
+        what = f"fails at its first call on {arch}"
+        if backend == "fa4" and isinstance(error, AssertionError):  # early betas knew sm_100 and not sm_103
+            what = f"is too old for {arch}: run {package.install}"
+        raise AttentionUnavailable(f"{name} {what} [{_one_line(error)}]") from error
     if not function.startswith(package.module if package else "torch"):
         raise AttentionUnavailable(f"{backend} was asked for, {function} was called", "attn_mismatch")
     if backend != "sdpa" and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):
@@ -204,7 +204,7 @@ def _profiled(run, device: torch.device) -> tuple[list[str], list[torch.Tensor]]
 
 def relative_error(results: list[torch.Tensor], qkv: list[torch.Tensor], grad: torch.Tensor) -> float:
     """Largest |result - fp32| of output, dq, dk and dv, each over the largest fp32 value of its own."""
-    exact = [t.float().requires_grad_() for t in qkv]
+    exact = [t.to(torch.float32, copy=True).requires_grad_() for t in qkv]
     out = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
     out.backward(grad.float())
     pairs = zip(results, [out.detach(), *(t.grad for t in exact)], strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.records import FailureKind, RankError
 
@@ -54,7 +54,7 @@ ADVICE: dict[str, str] = {
     "gpu_oom": "does not fit on this GPU with this recipe",
     "host_oom": "the machine's memory (or its limit) is too small for this length and recipe",
     "killed_sig9": "most likely RAM or the container limit ran out (dmesg says); OFFLOAD_OPTIMIZER needs it",
-    "timeout": "no step was finished in TIMEOUT seconds; raise TIMEOUT if steps are that long",
+    "timeout": "raise TIMEOUT (steps) or START_TIMEOUT if they really take that long",
     "hang_at_op_build": "a build lock was left behind: run ./install.sh, which removes it",
     "op_build_failed": "run ./install.sh, which builds the op once and shows the compiler's first error",
     "abi_mismatch": "the package was built for another torch: run ./install.sh",
@@ -85,17 +85,34 @@ class Cause:
 
 
 def _rule(line: str) -> int | None:
-    if _ECHO.search(line):
+    if is_echo(line):
         return None
     return next((i for i, (_, pattern) in enumerate(_COMPILED) if pattern.search(line)), None)
 
 
-def classify(output: Iterable[str], return_code: int | None, rank_errors: Iterable[RankError] = ()) -> Cause:
+def is_echo(error: str) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return bool(_ECHO.search(error))
+
+
+def classify(
+    output: Iterable[str], return_code: int | None, rank_errors: Iterable[RankError] = (), world_size: int | None = None
+) -> Cause:
     """The cause of a launch that did not finish its lengths.
 
     output: the launcher's lines; return_code: the launcher's, None when the sweep itself ended it.
     Never fails: what nothing names is `crashed`, or `launcher_died` when the launcher says all is well.
     """
+    rank_errors = list(rank_errors)
+    cause = _cause(output, return_code, rank_errors)
+    silent = set(range(world_size or 0)) - {e.rank for e in rank_errors}
+    if cause.rank is None and len(silent) == 1 and cause.kind in ("killed_sig9", "bus_error", "crashed"):
+        # All others lost a peer: it is the one that could not say anything.
+        return replace(cause, rank=silent.pop())
+    return cause
+
+
+def _cause(output: Iterable[str], return_code: int | None, rank_errors: list[RankError]) -> Cause:
     found: list[tuple[int, int, Cause]] = []  # (rule, order, cause)
     order = 0
     for e in rank_errors:
@@ -107,7 +124,7 @@ def classify(output: Iterable[str], return_code: int | None, rank_errors: Iterab
             )
         elif rule is not None:
             found.append((rule, order, Cause(RULES[rule][0], e.rank, e.error)))
-        elif not _ECHO.search(e.error):
+        elif not is_echo(e.error):
             found.append((_CRASHED, order, Cause("crashed", e.rank, e.error)))
     fallback: Cause | None = None
     for raw in output:
@@ -117,7 +134,7 @@ def classify(output: Iterable[str], return_code: int | None, rank_errors: Iterab
         rule = _rule(line)
         if rule is not None:
             found.append((rule, order, Cause(RULES[rule][0], rank, line[:500])))
-        elif fallback is None and _ERROR_LINE.search(line) and not _ECHO.search(line):
+        elif fallback is None and _ERROR_LINE.search(line) and not is_echo(line):
             fallback = Cause("crashed", rank, line[:500])
     if return_code in (-9, 137):
         found.append(
@@ -136,9 +153,9 @@ def classify(output: Iterable[str], return_code: int | None, rank_errors: Iterab
     return Cause("crashed", None, f"no error line was seen (return code {return_code})")
 
 
-def hang(output: Iterable[str], timeout_s: float) -> Cause:
+def hang(output: Iterable[str], timeout_s: float, waited_for: str = "step") -> Cause:
     """The cause when nothing happened for `timeout_s` seconds: a left build lock is told from any other hang."""
     last = [line for line in output if line.strip()][-5:]
     if any("as PyTorch extensions root" in line for line in last) and not any("Loading extension" in x for x in last):
         return Cause("hang_at_op_build", None, last[-1].strip()[:500])
-    return Cause("timeout", None, f"no step finished within TIMEOUT={timeout_s:g} s")
+    return Cause("timeout", None, f"no {waited_for} was finished within {timeout_s:g} s")

@@ -38,7 +38,17 @@ from harness.measure.settings import SweepSettings, fail_setting, load
 TEARDOWN_S = 60  # for the launcher to end after its last summary
 RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full disk can still be recorded
 # Not part of what makes two sweeps the same: where to write, and how far to go.
-_NOT_IN_KEY = {"results", "result_file", "sweep_key", "fresh", "keep_going", "find_max", "granularity", "timeout"}
+_NOT_IN_KEY = {
+    "results",
+    "result_file",
+    "sweep_key",
+    "fresh",
+    "keep_going",
+    "find_max",
+    "granularity",
+    "timeout",
+    "start_timeout",
+}
 _SHORT = {"summary": "measured", "not_run": "not run"}
 
 # Piped output has no width of its own; 80 columns would break every line of the table.
@@ -136,11 +146,12 @@ class Sweep:
                 self.current = left[0]
             now = time.monotonic()
             if code is not None:
-                return failures.classify(launch.lines, code, errors) if left else None
+                return failures.classify(launch.lines, code, errors, self.ranks) if left else None
             if not left and now - last > TEARDOWN_S:
                 return None  # every step is there; what hangs is the teardown
-            if left and now - last > self.settings.timeout:
-                return failures.hang(launch.lines, self.settings.timeout)
+            limit = self.settings.timeout if self.run else self.settings.start_timeout
+            if left and now - last > limit:
+                return failures.hang(launch.lines, limit, "step" if self.run else "start-up")
             if now - max(last, said) > (15 if now - last < 60 else 60):
                 said = now
                 what = "starting up" if self.run is None else f"{self.current}: step {self.steps_done}"
@@ -370,7 +381,7 @@ def plan_lines(sweep: Sweep, planned: list[int]) -> list[str]:
         + (", one launch each" if s.isolate else ", one launch"),
         f"recipe: {s.recipe_name} (ZeRO-{s.zero_stage}, checkpointing {int(s.grad_checkpoint)}, CPU AdamW "
         f"{int(s.offload_optimizer)}, Liger {int(s.use_liger)}), model {s.model}, attention {s.attn}",
-        f"a step may take TIMEOUT={s.timeout:g} s before it counts as a hang",
+        f"longer than TIMEOUT={s.timeout:g} s for a step or START_TIMEOUT={s.start_timeout:g} s to start is a hang",
     ]
     gpu = gpus.identify(sweep.visible.names[0]) if sweep.visible.names else None
     try:

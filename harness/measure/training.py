@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records, stats
-from harness.measure import attention, box, memory, model, runs, stack, telemetry
+from harness.measure import attention, box, failures, memory, model, runs, stack, telemetry
 from harness.measure.settings import Settings
 
 DRIFT = 0.10  # warm-up goes on while a step differs by more than this from the one before ...
@@ -336,6 +336,8 @@ def session(settings: Settings, kind: str) -> Iterator[Trainer]:
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+        if failures.is_echo(str(error)):
+            time.sleep(5)  # let the launcher see the rank that really died first
         os._exit(1)
 
 

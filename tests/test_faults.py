@@ -1,0 +1,175 @@
+"""What really goes wrong with a sweep, done to real processes: nothing measured is lost, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT, alive, environment
+
+pytestmark = pytest.mark.slow
+QUICK = {"steps": 25, "warmup_steps": 1}
+
+
+def outcomes(records: list[dict]) -> dict[int, list[dict]]:
+    found: dict[int, list[dict]] = {}
+    for r in records:
+        if r["record"] in ("summary", "failure", "not_run"):
+            found.setdefault(r["seq_len"], []).append(r)
+    return found
+
+
+def steps(records: list[dict], seq_len: int) -> list[dict]:
+    return [r for r in records if r["record"] == "step" and r["seq_len"] == seq_len]
+
+
+def test_killed_rank_then_killed_launcher_then_completed(start_sweep):
+    """cases 49, 54, 57: kill -9 of a rank and of the launcher; the launcher's exit code 0 is not believed."""
+    sweep = start_sweep(seqlens="64 128 192", **QUICK)
+    sweep.wait_for(record="summary", seq_len=64)
+    sweep.wait_for(record="step", seq_len=128)
+    sweep.rank(1).kill()
+    assert sweep.wait_for(record="failure", seq_len=128)["kind"] == "killed_sig9"
+    sweep.wait_for(record="step", seq_len=192)
+    processes = sweep.tree()
+    sweep.find("deepspeed.launcher.launch").kill()
+    assert sweep.finish() == 1
+    assert not alive(processes)
+    found = outcomes(sweep.records())
+    assert {n: [o["record"] for o in os] for n, os in found.items()} == {
+        64: ["summary"],
+        128: ["failure"],
+        192: ["failure"],
+    }
+    assert found[192][0]["kind"] == "launcher_died"
+    assert found[128][0]["steps_done"] >= 1
+    assert sweep.output().rstrip().splitlines()[-1].startswith("128 tokens: killed_sig9")
+    before = sweep.file().read_bytes()
+
+    again = start_sweep(seqlens="64 128 192", **QUICK)
+    assert again.finish() == 0, again.output()
+    assert again.file().read_bytes().startswith(before)  # the same file, continued
+    found = outcomes(again.records())
+    assert [len(found[n]) for n in (64, 128, 192)] == [1, 2, 2]
+    assert all(o[-1]["record"] == "summary" and o[-1]["n"] == 25 for o in found.values())
+
+
+def test_interrupt_then_killed_driver_then_completed(start_sweep):
+    sweep = start_sweep(seqlens="64 128", **QUICK)
+    sweep.wait_for(record="step", seq_len=128)
+    processes = sweep.tree()
+    sweep.process.send_signal(signal.SIGINT)
+    assert sweep.finish() == 1
+    assert not alive(processes)
+    found = outcomes(sweep.records())
+    assert found[64][0]["record"] == "summary"
+    assert found[128][0]["kind"] == "interrupted"
+
+    again = start_sweep(seqlens="64 128", **QUICK)
+    again.wait_for(record="step", seq_len=128)
+    processes = again.tree()
+    assert len(processes) >= 4  # two launchers, two ranks
+    again.process.kill()
+    assert not alive(processes)
+    # The last line may be half a record; the next run must not glue one to it.
+    with again.file().open("a") as f:
+        f.write('{"record": "step", "run_id": "x", "seq')
+
+    last = start_sweep(seqlens="64 128", **QUICK)
+    assert last.finish() == 0, last.output()
+    assert outcomes(last.records())[128][-1]["n"] == 25
+
+
+def test_hang_is_ended_and_named(start_sweep):
+    sweep = start_sweep(seqlens="64 128", timeout=8, steps=200, warmup_steps=1)
+    sweep.wait_for(record="step", seq_len=64)
+    processes = sweep.tree()
+    sweep.rank(1).send_signal(signal.SIGSTOP)
+    failure = sweep.wait_for(record="failure", seq_len=64)
+    assert failure["kind"] == "timeout"
+    assert failure["steps_done"] == len(steps(sweep.records(), 64))
+    assert not alive(processes)
+    sweep.process.send_signal(signal.SIGTERM)
+    assert sweep.finish() == 1
+
+
+def test_full_disk(start_sweep, tmp_path):
+    """The length is recorded as what it is, from a reserve, and the sweep continues when there is room."""
+    results = tmp_path / "results"
+    results.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", results]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        sweep = start_sweep(seqlens="64 128", **QUICK)
+        sweep.wait_for(record="step", seq_len=64)
+        with (results / "filler").open("wb") as f, pytest.raises(OSError):
+            while True:
+                f.write(b"\0" * 512)
+                f.flush()
+        assert sweep.finish() == 1, sweep.output()
+        found = outcomes(sweep.records())
+        assert found[64][0]["kind"] == "disk_full"
+        assert found[128][0]["record"] == "not_run"
+        assert steps(sweep.records(), 64)
+        assert "disk_full" in sweep.output().splitlines()[-1]
+        (results / "filler").unlink()
+        again = start_sweep(seqlens="64 128", **QUICK)
+        assert again.finish() == 0, again.output()
+    finally:
+        subprocess.run(["umount", "-l", results])
+
+
+def wide_model(folder, vocab: int) -> str:
+    """A model whose logits are its memory: out of it quickly and with little arithmetic."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": vocab, "tie_word_embeddings": False,
+              "architectures": ["LlamaForCausalLM"]}  # fmt: skip
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_out_of_memory_and_longest_length(tmp_path):
+    """A memory limit on the processes: the length that does not fit is tried by itself, then called out of memory."""
+    model = wide_model(tmp_path / "wide", 65536)
+    variables = {"RESULTS": str(tmp_path / "results"), "MODEL": model, "SEQLENS": "256 32768 65536", "STEPS": "3",
+                 "WARMUP_STEPS": "1", "TMPDIR": str(tmp_path), "FIND_MAX": "1", "GRANULARITY": "8192"}  # fmt: skip
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (9 * 2**30,) * 2); "
+    code += "sys.argv = ['sweep']; runpy.run_module('harness.measure.sweep', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(**variables), capture_output=True, text=True
+    )
+    file = next((tmp_path / "results").glob("cpu/sweep_*.jsonl"))
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    found = outcomes(records)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found[256][0]["record"] == "summary"
+    assert found[32768][-1]["kind"] == "host_oom"
+    assert found[32768][-1]["rank"] in (0, 1)
+    assert "can't allocate memory" in found[32768][-1]["error"]
+    assert found[65536][-1]["record"] == "not_run"
+    assert "once more by itself" in done.stdout
+    fits = max(n for n, o in found.items() if o[-1]["record"] == "summary")
+    fits_not = min(n for n, o in found.items() if o[-1]["record"] == "failure")
+    assert 256 < fits < fits_not <= 32768
+    assert fits_not - fits <= 8192
+    assert f"longest length that fits: {fits} tokens" in done.stdout
+
+
+def test_two_sweeps_on_the_same_devices_are_refused(start_sweep):
+    first = start_sweep(seqlens="64", **QUICK)
+    deadline = time.monotonic() + 60
+    while not first.file():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    second = start_sweep(seqlens="64", **QUICK)
+    assert second.finish() == 2
+    assert "another sweep is running on cpu" in second.output()
+    first.process.send_signal(signal.SIGINT)
+    first.finish()
