@@ -106,7 +106,8 @@ def test_nothing_usable_says_what_was_seen(tmp_path):  # case 44
     with pytest.raises(NothingUsable, match="no such file"):
         read_box(tmp_path / "nowhere")
     (tmp_path / "h200").mkdir()
-    with pytest.raises(NothingUsable, match="holds folders.*h200"):
+    (tmp_path / "h200" / "sweep_1.jsonl").touch()
+    with pytest.raises(NothingUsable, match="folders of several boxes, name one: h200"):
         read_box(tmp_path)
 
 

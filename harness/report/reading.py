@@ -56,8 +56,8 @@ def _files(folder: Path, problems: list[str]) -> list[Path]:
     own = sorted(folder.glob("*.jsonl"))
     # A launcher's raw log lies beside what rank 0 wrote: the same measurement once more.
     files = own + [f for f in sorted(folder.glob("*.log")) if not any(f.stem.startswith(o.stem) for o in own)]
-    if not files and (inner := sorted(d.name for d in folder.iterdir() if d.is_dir())):
-        raise NothingUsable(f"{folder}: holds folders, and a box is one of them: {', '.join(inner)}")
+    if not files and (inner := sorted({f.parent.name for f in folder.glob("*/*.jsonl")})):
+        raise NothingUsable(f"{folder}: holds the folders of several boxes, name one: {', '.join(inner)}")
     first: dict[tuple[int, str], Path] = {}
     sizes = Counter(f.stat().st_size for f in files)
     kept = []

@@ -152,10 +152,12 @@ def environment(v: View) -> Table:
         attention, stack = r.attention, r.stack
         return {
             "GPU": f"{r.gpu.count}x {r.gpu.name}",
-            "attention": attention and f"{attention.backend}, {stack.attention_package or 'of PyTorch'}",
-            "torch / CUDA": f"{stack.torch} / {stack.cuda}",
+            "attention": attention and ", ".join(filter(None, (attention.backend, stack.attention_package))),
+            "torch / CUDA": f"{stack.torch} / {stack.cuda or '-'}",
             "deepspeed": stack.deepspeed,
-            "python / transformers / liger": f"{stack.python} / {stack.transformers} / {stack.liger_kernel}",
+            "python / transformers / liger": " / ".join(
+                x or "-" for x in (stack.python, stack.transformers, stack.liger_kernel)
+            ),
             "model": r.model and f"{r.model.name}, {r.model.weights} weights",
             "recipe": r.recipe and recipe_name(r.recipe),
             "driver": r.gpu.driver,
@@ -254,7 +256,8 @@ def decomposition(v: View) -> Table:
             rate = done.total_tflop / d.step_ms * 1e3 if done else None
             mfu = rate / box.gpu.bf16 if rate and box.gpu and box.gpu.bf16 else None
             total = records.Bucket(name="total", ms=d.step_ms, tflops=rate, mfu=mfu)
-            sides.append({x.name: x for x in [*d.full, *d.two, total]})
+            two = {f"of two: {x.name}" if d.full else x.name: x for x in d.two}
+            sides.append({x.name: x for x in d.full} | two | {"total": total})
         for name in (x for x in sides[0] if x in sides[1]):
             pair = [side[name] for side in sides]
             cells = [text for x in pair for text in (figure(x.ms), figure(x.tflops), share(x.mfu))]
@@ -298,13 +301,15 @@ def liger(v: View) -> Table:
     return Table("Liger off and on", ["seqlen", "Liger", *v.header("peak GiB"), "change of step time", "speedup"], rows)
 
 
+def fastest(box: Box) -> dict[tuple, records.AttentionTime]:
+    """By length, mode and shape, the fastest attention kernel bench_flash_attn.py found on the box."""
+    timed = sorted((t for _, t in box.attention if t.fwd_bwd_tflops), key=lambda t: t.fwd_bwd_tflops)
+    return {(t.seqlen, t.mode, t.batch, t.heads, t.kv_heads, t.head_dim, t.dtype, t.causal): t for t in timed}
+
+
 def attention(v: View) -> Table:
-    """The attention kernel alone: the fastest each box has, by bench_flash_attn.py."""
-    best: list[dict] = [{}, {}]
-    for side, box in zip(best, (v.old, v.new), strict=True):
-        for _, t in sorted(box.attention, key=lambda found: found[1].fwd_bwd_tflops or 0):
-            if t.fwd_bwd_tflops:
-                side[t.seqlen, t.mode, t.batch, t.heads, t.kv_heads, t.head_dim, t.dtype, t.causal] = t
+    """The attention kernel alone: the fastest each box has."""
+    best = [fastest(v.old), fastest(v.new)]
     if not any(best) and (said := _published(v).get("attention")):
         rows = [[n, f"{ratio:.2f}"] for n, ratio in said["speedup"].items()]
         return Table(f"Attention alone, forward + backward ({said['shape']})", ["seqlen", "ratio"], rows)

@@ -1,0 +1,246 @@
+"""The figure: what the two boxes do by sequence length, one panel a question.
+
+    from harness.report import figure
+    figure.save(figure.draw(view), "results_plot.png")          # the ending decides: .png, .svg, .pdf
+
+matplotlib is imported when something is drawn, without pyplot: no display and no setting of a notebook matters. Colours
+are Okabe and Ito's, told apart by the colour-blind; marks, dashes and hatches tell the boxes apart without colour.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.report import tables
+from harness.report.box import Box, Point
+from harness.report.tables import View
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY, GREEN = "#595959", "#009E73"
+OLD = {"color": "#0072B2", "marker": "o", "linestyle": "-"}
+NEW = {"color": "#D55E00", "marker": "s", "linestyle": "--", "markerfacecolor": "none", "markersize": 8}
+BUCKETS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#BBBBBB"]
+HATCHES = ["", "//", "..", "\\\\", "xx", "++", ""]
+PANEL_INCHES = (5.4, 3.9)
+LOOK = {"font.size": 9, "lines.markersize": 5, "hatch.linewidth": 0.6, "hatch.color": "white", "svg.hashsalt": "1"}
+LOOK |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+
+
+def draw(v: View) -> Figure:
+    """Every panel there is data for, two a row. Raises ImportError without matplotlib."""
+    os.environ.pop("MPLBACKEND", None)  # a notebook's name in it would stop the import
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = _panels(v)
+    rows = max(1, math.ceil(len(panels) / 2))
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(2 * PANEL_INCHES[0], rows * PANEL_INCHES[1]), layout="constrained")
+        grid = list(figure.subplots(rows, 2, squeeze=False).flat)
+        for axes, (title, y_label, panel) in zip(grid, panels, strict=False):
+            axes.set_title(title, loc="left", fontweight="bold")
+            axes.set_ylabel(y_label)
+            axes.grid(axis="y", color="#DDDDDD", linewidth=0.6)
+            axes.set_axisbelow(True)
+            panel(axes, v)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        figure.suptitle(_title(v), fontsize=10)
+        figure.canvas.draw()  # what cannot be drawn fails here, not halfway into a file
+    return figure
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Raises OSError, and ValueError for an ending matplotlib does not write."""
+    figure.savefig(path, dpi=160, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+
+
+def _title(v: View) -> str:
+    lines = [f"{v.old.name} and {v.new.name}"]
+    if "speed" in v.result:
+        table = tables.speedup(v)
+        lines[0] += ": " + table.title.partition("(")[2].rstrip(")")
+        lines += [note.replace("**", "") for note in table.notes]
+        if "published" in (v.pair.old.run.source, v.pair.new.run.source):
+            lines.append("published figures")
+    return "\n".join(textwrap.fill(line, 130) for line in lines)
+
+
+def _panels(v: View) -> list[tuple]:
+    """(title, label of the y axis, function that draws it)."""
+    found: list[tuple] = []
+    ratio = f"{v.new.name} over {v.old.name}"
+    if "speed" in v.result:
+        rate = "model TFLOPS per GPU" if _quantity(v) == "tflops" else "tokens/s per GPU"
+        found += [("Throughput", rate, _throughput), ("Speedup", ratio, _speedup)]
+        if any(p["attention_share"] for p in v.result["speed"]["points"]):
+            found.append(("Attention share of the work", "% of a step's model FLOPs", _share))
+        found.append(("Peak memory", "GiB, worst GPU", _memory))
+        if price := v.result["money"]["price_ratio"]:
+            found.append((f"Cost of a million tokens at price ratio {price:g}", v.result["money"]["unit"], _cost))
+    if any(tables.matched(v)):
+        found.append(("Where the time of a step goes", "ms", _buckets))
+    if v.old.attention or v.new.attention:
+        found.append(("Attention alone, forward + backward", "TFLOPS, kernel count", _attention))
+    return found
+
+
+def _quantity(v: View) -> str:
+    """What throughput is shown in: TFLOPS, or tokens where the model's FLOPs are not known."""
+    rows = [p[side] for p in v.result["speed"]["points"] for side in ("old", "new")]
+    return "tflops" if any(r["tflops"] for r in rows) else "tokens_per_s_per_gpu"
+
+
+def _sides(v: View) -> list[tuple[int, str, Box, dict]]:
+    return [(0, "old", v.old, OLD), (1, "new", v.new, NEW)]
+
+
+def _lengths(axes: Axes, lengths: list[int]) -> None:
+    axes.set_xlabel("sequence length, tokens")
+    if lengths:
+        axes.set_xscale("log", base=2)
+        labels, right = [], math.inf
+        for n in sorted(lengths, reverse=True):  # a label that would touch the one right of it is left out
+            free = right >= 1.4 * n
+            labels.insert(0, (f"{n // 1024}k" if n % 1024 == 0 else str(n)) if free else "")
+            right = n if free else right
+        axes.set_xticks(lengths, labels)
+        axes.set_xticks([], minor=True)
+        axes.set_xlim(min(lengths) / 1.3, max(lengths) * 1.3)
+
+
+def _line(axes: Axes, lengths: list[int], values: list[float | None], label: str, style: dict, errors=None) -> None:
+    """A line that breaks where there is no value; nothing when there is none. errors: one (below, above) each."""
+    if any(y is not None for y in values):
+        errors = list(zip(*errors, strict=True)) if errors and any(map(any, errors)) else None
+        ys = [math.nan if y is None else y for y in values]
+        axes.errorbar(lengths, ys, errors, label=label, linewidth=1.6, capsize=3, **style)
+
+
+def _gaps(axes: Axes, found: list[tuple[int, Point | None]], style: dict, row: int) -> None:
+    """The word for why a box has no figure, in its colour, over the axis."""
+    for n, point in found:
+        word = tables.WORDS["not_run"] if point is None else tables.WORDS.get(point.outcome)
+        if word:
+            at = {"xytext": (10 * row - 5, 4), "textcoords": "offset points", "rotation": 90, "ha": "center"}
+            axes.annotate(word, (n, 0), color=style["color"], fontsize=8, fontweight="bold", **at)
+
+
+def _note(axes: Axes, text: str, x: float, y: float, up: float, **style) -> None:
+    axes.annotate(text, (x, y), (0, up), "data", "offset points", fontsize=8, ha="center", **style)
+
+
+def _throughput(axes: Axes, v: View) -> None:
+    rows, key = v.result["speed"]["points"], _quantity(v)
+    lengths = [p["seq_len"] for p in rows]
+    for i, side, box, style in _sides(v):
+        errors = []
+        for p in (p[side] for p in rows):
+            sure = p["ci_ms"] and p[key]
+            slow, fast = (p["median_ms"] / ms for ms in reversed(p["ci_ms"])) if sure else (1, 1)
+            errors.append((p[key] * max(0, 1 - slow), p[key] * max(0, fast - 1)) if sure else (0, 0))
+        _line(axes, lengths, [p[side][key] for p in rows], box.name, style, errors)
+        _gaps(axes, [(n, v.points(n)[i]) for n in lengths], style, i)
+    _lengths(axes, lengths)
+    axes.legend()
+
+
+def _speedup(axes: Axes, v: View) -> None:
+    found = {p["seq_len"]: tables.ratio_of(p["speedup"]) if p["speedup"] else None for p in v.result["speed"]["points"]}
+    errors = [(r.value - r.low, r.high - r.value) if r and r.low is not None else (0, 0) for r in found.values()]
+    style = {"color": "black", "marker": "D", "linestyle": "-"}
+    _line(axes, list(found), [r and r.value for r in found.values()], "tokens per second", style, errors)
+    for key, name, dash in (("compute", "peak bf16", "--"), ("bandwidth", "memory bandwidth", ":")):
+        if ratio := v.result["speed"]["ratios"].get(key):
+            axes.axhline(ratio, color=GREY, linestyle=dash, linewidth=1.2, label=f"{name}, {ratio:.2f}")
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    for n, r in found.items():
+        if r:
+            _note(axes, "~" if r.significant is False else f"{r.value:.2f}", n, r.value, -15)
+    _lengths(axes, list(found))
+    axes.legend(loc="lower right")
+
+
+def _share(axes: Axes, v: View) -> None:
+    found = {p["seq_len"]: p["attention_share"] and 100 * p["attention_share"] for p in v.result["speed"]["points"]}
+    _line(axes, list(found), list(found.values()), "attention", {"color": GREEN, "marker": "^", "linestyle": "-"})
+    for n, value in found.items():
+        if value is not None:
+            _note(axes, f"{value:.0f}", n, value, 7)
+    _lengths(axes, list(found))
+    axes.set_ylim(0, 95)
+
+
+def _memory(axes: Axes, v: View) -> None:
+    lengths = [p["seq_len"] for p in v.result["speed"]["points"]]
+    for i, side, box, style in _sides(v):
+        points = [(n, v.points(n)[i]) for n in lengths]
+        _line(axes, lengths, [p.peak_mem_gib if p else None for _, p in points], box.name, style)
+        _gaps(axes, points, style, i)
+        if limit := v.result["memory"][side]["capacity_gib"]:
+            axes.axhline(limit, color=style["color"], linestyle=style["linestyle"], linewidth=1)
+            at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(f"{box.name}: {limit:g}", (0.02, limit), (0, 2), color=style["color"], fontsize=8, **at)
+    _lengths(axes, lengths)
+    axes.legend(loc="center left")
+
+
+def _cost(axes: Axes, v: View) -> None:
+    rows = v.result["money"]["points"]
+    lengths = [p["seq_len"] for p in rows]
+    for _, side, box, style in _sides(v):
+        _line(axes, lengths, [p[f"{side}_per_mtoken"] for p in rows], box.name, style)
+    _lengths(axes, lengths)
+    if rows:
+        axes.legend()
+
+
+def _buckets(axes: Axes, v: View) -> None:
+    labels: dict[float, str] = {}
+    looks: dict[str, dict] = {}
+    for i, (run, *pair) in enumerate(tables.matched(v)):
+        for j, (d, box) in enumerate(zip(pair, (v.old, v.new), strict=True)):
+            bottom, x = 0.0, 2.6 * i + j
+            for bucket in d.full if all(d.full for d in pair) else d.two:
+                look = looks.get(bucket.name)
+                k = len(looks) % len(BUCKETS)
+                looks.setdefault(bucket.name, {"color": BUCKETS[k], "hatch": HATCHES[k]})
+                axes.bar(
+                    x,
+                    bucket.ms,
+                    0.8,
+                    bottom,
+                    label=None if look else bucket.name.replace("_", " "),
+                    **looks[bucket.name],
+                )
+                if bucket.ms > 0.06 * max(d.step_ms for d in pair):
+                    box_style = {"boxstyle": "round,pad=0.15", "color": "white"}
+                    _note(axes, f"{bucket.ms:.0f}", x, bottom + bucket.ms / 2, -3, bbox=box_style)
+                bottom += bucket.ms
+            recipe = tables.recipe_name(run.recipe) if run.recipe else ""
+            labels[x] = f"{box.name}\n{d.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
+    axes.set_xticks(list(labels), list(labels.values()), fontsize=8)
+    axes.set_xlim(-0.7, max(labels) + 2)  # room for the legend
+    axes.legend(loc="upper right", fontsize=8)
+
+
+def _attention(axes: Axes, v: View) -> None:
+    lengths: set[int] = set()
+    for _, _, box, style in _sides(v):
+        best = tables.fastest(box)
+        lengths |= {key[0] for key in best}
+        for mode in sorted({key[1:] for key in best}):
+            times = sorted((t for key, t in best.items() if key[1:] == mode), key=lambda t: t.seqlen)
+            values = [t.fwd_bwd_tflops for t in times]
+            look = style | ({"alpha": 0.5} if mode[0] == "sustained" else {})
+            _line(axes, [t.seqlen for t in times], values, f"{box.name} {times[0].backend}, {mode[0]}", look)
+    _lengths(axes, sorted(lengths))
+    axes.legend(fontsize=8)
