@@ -1,78 +1,84 @@
-"""Boxes made by hand, for tests of the report: an H200-like and a B200-like one with steps and everything recorded."""
-
-from __future__ import annotations
+"""Made-up result folders of two boxes, for the tests of what is made from them."""
 
 from pathlib import Path
 
-from harness import flops, gpus, records, stats
-from harness.report.box import Box, Point, Sweep
+import numpy as np
 
-NOISE = (0.0, 0.004, -0.003, 0.002, -0.005, 0.001, 0.003, -0.002, 0.0, -0.001)  # relative, median 0
+from harness import flops, records
+
+CONFIG = flops.shape("llama-3.1-8b")
+H200 = records.Gpu(device="cuda", name="NVIDIA H200", count=8, capability=(9, 0), peak_tflops=989)
+B200 = records.Gpu(device="cuda", name="NVIDIA B200", count=8, capability=(10, 0), peak_tflops=2250)
+CPU = records.Gpu(device="cpu", name="Some CPU", count=2)
 
 
-def run(gpu="NVIDIA H200", **change) -> records.Run:
-    """A measured 8-GPU run. Dotted keys change parts: run(**{"stack.torch": "2.10.0", "world_size": 4})."""
-    capability = (9, 0) if "H200" in gpu else (10, 0)
-    base = records.Run(
-        kind="sweep",
-        run_id="a1",
-        started="2026-03-04T05:06:07Z",
-        settings={"SEQLENS": "8192"},
+def run(kind: str, run_id: str, gpu: records.Gpu, torch: str = "2.13.0+cu130", liger: bool = False) -> records.Run:
+    return records.Run(
+        kind=kind,
+        run_id=run_id,
+        started=records.now(),
+        settings={"steps": 10},
         world_size=8,
-        gpu=records.Gpu(device="cuda", name=gpu, count=8, capability=capability),
-        stack=records.Stack(python="3.12.12", torch="2.13.0+cu130", cuda="13.0", transformers="5.14.1"),
-        attention=records.Attention(requested="auto", backend="fa3" if "H200" in gpu else "fa4"),
-        model=records.Model(
-            name="8b", weights="real", num_layers=32, parameters=8030261248, config=flops.shape("llama-3.1-8b")
-        ),
+        gpu=gpu,
+        stack=records.Stack(python="3.12", torch=torch, cuda="13.0"),
+        attention=records.Attention(requested="auto", backend="fa4" if gpu is B200 else "fa3"),
+        model=records.Model(name="llama-3.1-8b", weights="random", num_layers=32, parameters=1, config=CONFIG),
         recipe=records.Recipe(
-            name="long-context", zero_stage=3, offload_optimizer=True, grad_checkpoint=True, use_liger=True,
-            liger_applied=True, batch_size=1, grad_accum=1, compile=False,
+            name="custom", zero_stage=2, offload_optimizer=False, grad_checkpoint=False, use_liger=liger,
+            liger_applied=liger, batch_size=1, grad_accum=1, compile=False,
         ),
         flop_convention=flops.CONVENTION,
     )  # fmt: skip
-    for key, value in change.items():
-        part, _, name = key.rpartition(".")
-        if part:
-            base = base.model_copy(update={part: getattr(base, part).model_copy(update={name: value})})
-        else:
-            base = base.model_copy(update={name: value})
-    return base
 
 
-def light(base: records.Run) -> records.Run:
-    """The same run in a recipe for short context."""
-    recipe = {"name": "short-context", "zero_stage": 2, "offload_optimizer": False, "grad_checkpoint": False}
-    return base.model_copy(update={"recipe": base.recipe.model_copy(update=recipe)})
+def write(path: Path, items: list) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(records.dump(item) + "\n" for item in items))
 
 
-def point(seq_len: int, ms: float | None = None, outcome="measured", steps=10, **more) -> Point:
-    """`steps` times around ms; without ms a length that gave none."""
-    if ms is None:
-        return Point(seq_len, outcome, **more)
-    times = tuple(ms * (1 + x) for x in NOISE[:steps])
-    median, low, high = stats.median_interval(times)
-    interval = None if low is None else (low, high)
-    return Point(seq_len, outcome, times, median, interval, len(times), steady=True, throttled=False, **more)
+def sweep(folder: Path, gpu: records.Gpu, rates: dict[int, float], failed: dict[int, str], *, seed=0, steps=10, **more):
+    """A sweep with the TFLOPS wanted at each length, 1 % noise; failed: length -> kind, "" for never reached."""
+    rng, run_id = np.random.default_rng(seed), f"{folder.name}-sweep"
+    plan = records.Plan(sweep_key="k", seq_lens=[*rates, *failed], settings={}, started="now")
+    items: list = [plan, run("sweep", run_id, gpu, **more)]
+    for n, rate in rates.items():
+        typical = flops.count(CONFIG, n).total_tflop / rate * 1e3
+        times = (typical * (1 + 0.01 * rng.normal(size=steps))).tolist()
+        common = {"run_id": run_id, "seq_len": n, "peak_mem_gib": 12 + 0.0004 * n}
+        items += [
+            records.Step(**common, step=i, warmup=False, exec_time_ms=t, tflops=rate * typical / t)
+            for i, t in enumerate(times)
+        ]
+        items.append(records.Summary(**common, n=steps, median_ms=float(np.median(times)), steady=True))
+    items += [records.Failure(run_id=run_id, seq_len=n, kind=k, error="boom") for n, k in failed.items() if k]
+    write(folder / "sweep_1.jsonl", items)
 
 
-def box(base: records.Run, *points: Point, name="sweep_1.jsonl", **more) -> Box:
-    gpu = gpus.identify(base.gpu.name, base.gpu.capability) if base.gpu.device == "cuda" and not base.gpu.mig else None
-    sweep = Sweep(Path(name), base, {p.seq_len: p for p in points})
-    return Box(Path("."), gpu.label if gpu else base.gpu.name, gpu, [sweep], **more)
+def decomposed(folder: Path, gpu: records.Gpu, speed: float) -> None:
+    """Two decomposed steps, without and with Liger."""
+    buckets = {"attention": 120, "matmul": 500, "optimizer": 40, "exposed_communication": 60, "idle": 30}
+    for liger, name in ((False, "off"), (True, "on")):
+        full = [records.Bucket(name=k, ms=ms / speed) for k, ms in buckets.items()]
+        two = [records.Bucket(name="attention", ms=150 / speed), records.Bucket(name="everything else", ms=600 / speed)]
+        run_id = f"{folder.name}-{name}"
+        found = records.Decomposition(
+            run_id=run_id, seq_len=8192, step_ms=750 / speed, two=two, full=full, peak_mem_gib=80 if liger else 99
+        )
+        write(folder / f"decompose_{name}.jsonl", [run("decompose", run_id, gpu, liger=liger), found])
 
 
-def decomposition(seq_len: int, step_ms: float | None = None, busy=None, **ms: float) -> records.Decomposition:
-    """Two buckets named attention and everything_else, or any others as the full split."""
-    named = [records.Bucket(name=k.replace("everything_else", "everything else"), ms=v) for k, v in ms.items()]
-    two = set(ms) == {"attention", "everything_else"}
-    rest = sum(ms.values()) - ms["attention"]
-    halves = [records.Bucket(name="attention", ms=ms["attention"]), records.Bucket(name="everything else", ms=rest)]
-    return records.Decomposition(
-        run_id="d1", seq_len=seq_len, step_ms=step_ms or sum(ms.values()), two=halves, full=[] if two else named,
-        busy_share=busy,
-    )  # fmt: skip
-
-
-def ceiling(name: str, value: float | None, **more) -> records.Ceiling:
-    return records.Ceiling(run_id="c1", what="matmul", name=name, value=value, unit="TFLOPS", **more)
+def attention(folder: Path, gpu: records.Gpu, speed: float) -> None:
+    run_id, fixed = (
+        f"{folder.name}-attention",
+        {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bf16"},
+    )
+    items = [
+        records.AttentionTime(
+            run_id=run_id, backend=backend, seqlen=n, mode=mode, fwd_tflops=300 * speed * slower,
+            fwd_bwd_tflops=400 * speed * slower, model_tflops=343 * speed * slower, **fixed,
+        )
+        for n in (1024, 8192)
+        for mode in ("burst", "sustained")
+        for backend, slower in (("sdpa", 0.5), ("fa4" if gpu is B200 else "fa3", 1.0))
+    ]  # fmt: skip
+    write(folder / "attention_1.jsonl", [run("attention", run_id, gpu), *items])

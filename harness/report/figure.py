@@ -138,6 +138,11 @@ def _note(axes: Axes, text: str, x: float, y: float, up: float, **style) -> None
     axes.annotate(text, (x, y), (0, up), "data", "offset points", fontsize=8, ha="center", **style)
 
 
+def _legend(axes: Axes, **place) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(**place)
+
+
 def _throughput(axes: Axes, v: View) -> None:
     rows, key = v.result["speed"]["points"], _quantity(v)
     lengths = [p["seq_len"] for p in rows]
@@ -150,7 +155,7 @@ def _throughput(axes: Axes, v: View) -> None:
         _line(axes, lengths, [p[side][key] for p in rows], box.name, style, errors)
         _gaps(axes, [(n, v.points(n)[i]) for n in lengths], style, i)
     _lengths(axes, lengths)
-    axes.legend()
+    _legend(axes)
 
 
 def _speedup(axes: Axes, v: View) -> None:
@@ -166,7 +171,7 @@ def _speedup(axes: Axes, v: View) -> None:
         if r:
             _note(axes, "~" if r.significant is False else f"{r.value:.2f}", n, r.value, -15)
     _lengths(axes, list(found))
-    axes.legend(loc="lower right")
+    _legend(axes, loc="lower right")
 
 
 def _share(axes: Axes, v: View) -> None:
@@ -190,7 +195,7 @@ def _memory(axes: Axes, v: View) -> None:
             at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             axes.annotate(f"{box.name}: {limit:g}", (0.02, limit), (0, 2), color=style["color"], fontsize=8, **at)
     _lengths(axes, lengths)
-    axes.legend(loc="center left")
+    _legend(axes, loc="center left")
 
 
 def _cost(axes: Axes, v: View) -> None:
@@ -199,8 +204,7 @@ def _cost(axes: Axes, v: View) -> None:
     for _, side, box, style in _sides(v):
         _line(axes, lengths, [p[f"{side}_per_mtoken"] for p in rows], box.name, style)
     _lengths(axes, lengths)
-    if rows:
-        axes.legend()
+    _legend(axes)
 
 
 def _buckets(axes: Axes, v: View) -> None:
@@ -229,7 +233,7 @@ def _buckets(axes: Axes, v: View) -> None:
             labels[x] = f"{box.name}\n{d.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
     axes.set_xticks(list(labels), list(labels.values()), fontsize=8)
     axes.set_xlim(-0.7, max(labels) + 2)  # room for the legend
-    axes.legend(loc="upper right", fontsize=8)
+    _legend(axes, loc="upper right", fontsize=8)
 
 
 def _attention(axes: Axes, v: View) -> None:
@@ -243,4 +247,4 @@ def _attention(axes: Axes, v: View) -> None:
             look = style | ({"alpha": 0.5} if mode[0] == "sustained" else {})
             _line(axes, [t.seqlen for t in times], values, f"{box.name} {times[0].backend}, {mode[0]}", look)
     _lengths(axes, sorted(lengths))
-    axes.legend(fontsize=8)
+    _legend(axes, fontsize=8)
