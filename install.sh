@@ -167,7 +167,8 @@ make_venv() {
   if [[ -n $(ls -A "$VENV" 2>/dev/null) && ! -f $VENV/pyvenv.cfg && ! -f $VENV/install.lock ]]; then
     wrong "--venv $VENV: a folder with other things in it"
   fi
-  mkdir -p "$VENV" && exec 9>"$VENV/install.lock" || fail "$VENV cannot be written"
+  mkdir -p "$VENV" 2>/dev/null || fail "$VENV cannot be written"
+  exec 9>"$VENV/install.lock"
   ! command -v flock >/dev/null || flock -n 9 || fail "another ./install.sh is at work on $VENV"
   rm -f "$VENV/installed"
   usable_venv && return
