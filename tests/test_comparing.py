@@ -7,7 +7,7 @@ import pytest
 from harness import records
 from harness.report import comparing
 from harness.report.box import Sweep
-from tests.boxes import box, ceiling, decomposition, point, run
+from tests.handmade import box, ceiling, decomposition, point, run
 
 B200 = "NVIDIA B200"
 
@@ -62,6 +62,20 @@ def test_every_difference_is_listed_not_the_first():
     assert len(pair.differences) == 3
 
 
+def test_of_two_kernels_on_one_box_the_newer_sweep_is_taken():
+    old = box(run(), point(8192, 100), name="fa2.jsonl")
+    fa3 = records.Attention(requested="fa3", backend="sdpa")
+    old.sweeps.append(Sweep(Path("later.jsonl"), run(attention=fa3), {8192: point(8192, 90)}))
+    found = comparing.pairs(old, box(run(B200), point(8192, 60)))
+    assert [p.old.file.name for p in found] == ["later.jsonl", "fa2.jsonl"]
+
+
+def test_a_log_that_does_not_name_its_torch_is_not_a_torch_without_cuda():
+    unknown = run(**{"stack.torch": "unknown", "stack.cuda": None})
+    pair = compared(unknown, run(B200))
+    assert not pair.never and any("torch is not recorded on OLD" in w for w in pair.warnings)
+
+
 def test_both_names_of_the_allocator_variable_are_one():  # case 64
     old = run(environment={"PYTORCH_CUDA_ALLOC_CONF": "x:1"})
     assert compared(old, run(B200, environment={"PYTORCH_ALLOC_CONF": "x:1"})).comparable
@@ -78,7 +92,8 @@ def test_what_one_side_did_not_record_is_said_and_not_a_difference():
 
 def test_a_shipped_shape_equals_the_full_config_of_the_same_model():
     full = run().model.config | {"_name_or_path": "x", "transformers_version": "5.1", "attention_bias": False}
-    assert compared(run(**{"model.config": full}), run(B200)).comparable
+    pair = compared(run(**{"model.config": full}), run(B200))
+    assert pair.comparable and not any("config" in w for w in pair.warnings)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from harness import gpus
 from harness.report import projection
 from harness.report.reading import read_box
-from tests.boxes import box, decomposition, light, point, run
+from tests.handmade import box, decomposition, light, point, run
 
 ROOT = Path(__file__).resolve().parent.parent
 H200, B200, B300, A100 = (gpus.by_key(k) for k in ("H200", "B200", "B300", "A100"))
@@ -67,6 +67,20 @@ def test_a_fixed_part_stays_fixed():
     assert steps[0].basis.startswith("a fit")
     assert {p.name: round(p.old_ms) for p in steps[0].parts} == {"fixed": 2000, "dense": 738, "attention": 132}
     assert steps[0].high == pytest.approx(times[8192] / (2000 + (times[8192] - 2000) / COMPUTE), rel=1e-3)
+
+
+def test_a_decomposition_in_another_recipe_is_not_the_sweep_s():
+    other = box(run(), point(8192, 1000.0), decompositions=[(light(run()), decomposition(8192, **SHAPE))])
+    sweep, step = projection.project(other, other.sweeps[0], B200, SEEN)
+    assert sweep.basis == "FLOP shares, nothing fixed" and step.basis == "its buckets"
+    longer = box(run(), point(16384, 1000.0), decompositions=[(run(), decomposition(8192, **SHAPE))])
+    assert projection.project(longer, longer.sweeps[0], B200, SEEN)[0].basis == "FLOP shares, nothing fixed"
+
+
+def test_only_the_same_step_in_the_same_recipe_back_tests():
+    old = box(run(), decompositions=[(run(), decomposition(8192, **SHAPE))])
+    new = box(run("NVIDIA B200"), decompositions=[(light(run("NVIDIA B200")), decomposition(8192, **SHAPE))])
+    assert projection.back_test(old, new, SEEN) == [] and projection.seen_ratios(old, new) is None
 
 
 def test_equal_peaks_stay_equal_and_older_gpus_are_slower():
