@@ -22,19 +22,17 @@ import sys
 from pathlib import Path
 
 from harness import gpus
-from harness.report import cost, decision, tables
+from harness.report import command, decision, tables
 from harness.report.box import NothingUsable
 from harness.report.reading import read_box
 
-PUBLISHED = Path(__file__).resolve().parent / "results" / "published"
-PUBLISHED_PRICE_RATIO = 2.0  # what the published guide reckons with; the default for its two boxes only
 MARKER = re.compile(r"(<!-- table:([^\n>]+?) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
     try:
-        boxes = read_box(args.old or PUBLISHED / "h200"), read_box(args.new or PUBLISHED / "b200")
+        boxes = read_box(args.old or command.PUBLISHED / "h200"), read_box(args.new or command.PUBLISHED / "b200")
     except NothingUsable as error:
         print(error, file=sys.stderr)
         return 4
@@ -74,6 +72,9 @@ def plot(view: tables.View, path: Path) -> int:
     except ImportError as error:
         print(f"{error}: pip install matplotlib, or --tables, which needs none", file=sys.stderr)
         return 2
+    except ValueError as error:  # an ending matplotlib does not write
+        print(error, file=sys.stderr)
+        return 2
     print(path)
     return 0
 
@@ -101,54 +102,24 @@ def filled(text: str, found: dict[str, tables.Table]) -> str:
     return MARKER.sub(table, text)
 
 
-def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     """The command line, checked; args.options is a decision.Options."""
-    usage, _, details = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
-        description=usage, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.Parser(__doc__)
     add = parser.add_argument
-    add("old", nargs="?", metavar="OLD", help="result folder of the box you have (default: the published H200)")
-    add("new", nargs="?", metavar="NEW", help="result folder of the box you consider (default: the published B200)")
-    add("-o", "--output", type=Path, metavar="FILE", help="the figure (default: results_plot.FORMAT)")
-    add("--format", choices=("png", "svg", "pdf"), help="of the figure (default: by the ending of FILE, or png)")
+    add("-o", "--output", type=Path, default=Path("results_plot.png"), metavar="FILE", help="default: results_plot.png")
+    add("--format", choices=("png", "svg", "pdf"), help="of the figure (default: by the ending of FILE)")
     add("--tables", action="store_true", help="print every table in Markdown, draw no figure")
     add("--table", action="append", default=[], metavar="NAME", help="print this one; may be repeated")
     add("--readme", type=Path, metavar="FILE", help="rewrite the tables between the markers of this file")
-    add("--price-old", type=price, metavar="X", help="per GPU and hour")
-    add("--price-new", type=price, metavar="Y", help="per GPU and hour")
-    add("--price-ratio", type=price, metavar="R", help="new price / old price, when only that is known")
-    add("--allow-mismatch", action="store_true", help="go on although the boxes are not comparable")
     args = parser.parse_args(argv)
     if args.old and not args.new:
         parser.error("NEW is missing: the result folder of the second box")
-    if (args.price_old is None) != (args.price_new is None):
-        parser.error("--price-old and --price-new go together")
-    if args.price_old and args.price_ratio:
-        parser.error("--price-ratio is one way to say it, --price-old and --price-new the other: give one")
-    name = args.output or Path("results_plot")
-    if name.suffix[1:] not in ("png", "svg", "pdf"):
-        if args.output and name.suffix and not args.format:
-            parser.error(f"{name}: the ending is none of .png, .svg, .pdf; or say --format")
-        name = name.with_name(f"{name.name}.{args.format or 'png'}")
-    elif args.format and name.suffix != f".{args.format}":
-        parser.error(f"{name} and --format {args.format} contradict each other")
-    args.output = name
-    ratio = args.price_ratio
-    if not args.old and not args.price_old and ratio is None:
-        ratio = PUBLISHED_PRICE_RATIO
+    if args.format:
+        args.output = args.output.with_suffix(f".{args.format}")
     args.options = decision.Options(
-        price_old=args.price_old, price_new=args.price_new, price_ratio=ratio, allow_mismatch=args.allow_mismatch
+        args.price_old, args.price_new, parser.price_ratio(args), allow_mismatch=args.allow_mismatch
     )
     return parser, args
-
-
-def price(text: str) -> float:
-    """argparse shows the text of an ArgumentTypeError, and only of that."""
-    try:
-        return cost.positive(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,53 @@
+"""What the report's scripts ask for alike: two boxes, their prices, and errors of one line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.report import cost
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
+PUBLISHED_PRICE_RATIO = 2.0  # what the published guide reckons with; the default for its two boxes only
+
+
+class Parser(argparse.ArgumentParser):
+    """OLD, NEW, prices and --allow-mismatch; `doc` is the script's docstring. A wrong use is one line."""
+
+    def __init__(self, doc: str):
+        usage, _, details = doc.partition("\n")
+        super().__init__(description=usage, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter)
+        price = checked(cost.positive)
+        self.add_argument(
+            "old", nargs="?", metavar="OLD", help="result folder of the box you have (default: the published H200)"
+        )
+        self.add_argument(
+            "new", nargs="?", metavar="NEW", help="result folder of the box you consider (default: the published B200)"
+        )
+        self.add_argument("--price-old", type=price, metavar="X", help="per GPU and hour")
+        self.add_argument("--price-new", type=price, metavar="Y", help="per GPU and hour")
+        self.add_argument("--price-ratio", type=price, metavar="R", help="new price / old price, if only that is known")
+        self.add_argument("--allow-mismatch", action="store_true", help="go on although the boxes are not comparable")
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}; --help tells more\n")
+
+    def price_ratio(self, args: argparse.Namespace) -> float | None:
+        """Of the command line, or the published one for the published boxes. Ends the script if prices contradict."""
+        if (args.price_old is None) != (args.price_new is None):
+            self.error("--price-old and --price-new go together")
+        if args.price_old and args.price_ratio:
+            self.error("--price-ratio is one way to say it, --price-old and --price-new the other: give one")
+        return args.price_ratio if args.old or args.price_old or args.price_ratio else PUBLISHED_PRICE_RATIO
+
+
+def checked(convert):
+    """`convert` as an argparse type: argparse shows the text of an ArgumentTypeError, and only of that."""
+
+    def convert_or_say(text: str):
+        try:
+            return convert(text)
+        except (ValueError, KeyError) as error:
+            raise argparse.ArgumentTypeError(error.args[0]) from None
+
+    return convert_or_say
