@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from harness import flops, records
-from harness.report.reading import NothingUsable, read_box
+from harness.report.box import NothingUsable
+from harness.report.reading import read_box
 
 ENV = (
     "# env: python=3.12.9 torch={torch} cuda=13.0 transformers=5.14.1 deepspeed=0.19.2 "

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.01  # of the peak; less is a wrong unit
 ROUNDING = 0.006  # of a rate written with two decimals
 
 
-@dataclass
+@dataclass(eq=False)
 class Attempt:
     """One length of one launch while it is read."""
 
@@ -87,19 +87,16 @@ def sweeps(
 
 def _choose(found: list[Attempt], expected: int) -> Attempt:
     """The last complete one: with an outcome record, or in a log with all steps; else the last that has enough."""
-    for enough in (
-        lambda a: a.outcome or (a.run is None and a.seen >= expected),
-        lambda a: len(a.times) >= stats.MIN_STEPS,
-        lambda a: True,
-    ):
-        if good := [a for a in found if enough(a)]:
-            return good[-1]
-    raise AssertionError("no attempt")
+
+    def worth(a: Attempt) -> tuple[bool, bool]:
+        return bool(a.outcome) or (a.run is None and a.seen >= expected), len(a.times) >= stats.MIN_STEPS
+
+    return max(reversed(found), key=worth)
 
 
 def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
     point = Point(attempt.seq_len, "measured", error=attempt.error)
-    outcome, summary = attempt.outcome, None
+    outcome = attempt.outcome
     if isinstance(outcome, records.Failure):
         point.outcome = "oom" if outcome.kind == "gpu_oom" else "failed"
         point.failure_kind, point.error = outcome.kind, outcome.error

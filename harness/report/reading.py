@@ -19,13 +19,11 @@ from pydantic import ValidationError
 
 from harness import records
 from harness.report import lines, points
-from harness.report.box import Box, NothingUsable, Point, Sweep, specification, work
+from harness.report.box import Box, NothingUsable, specification
 from harness.report.lines import flag, number
 from harness.report.points import Attempt
 
 PEAKS = ("peak_mem_gib", "peak_allocated_gib")
-
-__all__ = ["Box", "NothingUsable", "Point", "Sweep", "read_box", "specification", "work"]
 
 
 def read_box(folder: str | Path) -> Box:
