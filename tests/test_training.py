@@ -1,0 +1,105 @@
+"""The real training step on two CPU ranks: every recipe runs, and sharded loading changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harness import flops, records
+from tests.conftest import ROOT, environment
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """Name -> records of that case's run."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("training")
+    shape = flops.shape("tiny")
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+    model.to(torch.bfloat16).save_pretrained(folder / "real")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    done = subprocess.run(
+        [*command, "tests.train_matrix", str(folder / "results"), str(folder / "real")],
+        cwd=ROOT,
+        env=environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [line[5:] for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    return {c["name"]: [records.validate(r) for r in c["records"]] for c in map(json.loads, lines)}
+
+
+def losses(run) -> list[float]:
+    return [r.loss for r in run if r.record == "step"]
+
+
+NAMES = ["zero2", "zero2 checkpointing", "zero2 offload", "zero2 accumulation", "zero2 packing", "zero3",
+         "zero3 everything", "layers", "real unsharded", "real sharded", "real unsharded whole recipe",
+         "real sharded whole recipe"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_with_a_finite_falling_loss(cases, name):
+    found = losses(cases[name])
+    assert len(found) >= 3
+    assert all(map(math.isfinite, found))
+    assert found[-1] < found[0]  # the same batch again and again
+    assert 6 < found[0] < 8  # ln(1024) = 6.93 for a fresh model of 1024 words
+
+
+def test_the_record_says_what_ran(cases):
+    run = cases["zero3 everything"][0]
+    assert (run.recipe.zero_stage, run.recipe.grad_accum, run.recipe.doc_len) == (3, 2, 20)
+    assert run.recipe.optimizer == "DeepSpeedCPUAdam"
+    assert not run.recipe.liger_applied
+    assert any("Liger" in note for note in run.notes)
+    assert run.attention.backend == "sdpa"
+    assert any("flash" in k for k in run.attention.kernels)
+    assert run.gpu.device == "cpu"
+    assert run.gpu.peak_tflops is None
+    assert run.model.parameters == cases["zero2"][0].model.parameters  # not zero under ZeRO-3 (case 37)
+    assert cases["zero2"][0].recipe.optimizer != "DeepSpeedCPUAdam"
+    assert cases["layers"][0].model.num_layers == 2
+    text = records.dump(run)
+    assert "/root" not in text
+    assert "/home" not in text
+
+
+@pytest.mark.parametrize("suffix", ["", " whole recipe"])
+def test_sharded_loading_gives_the_same_loss(cases, suffix):
+    sharded, whole = losses(cases["real sharded" + suffix]), losses(cases["real unsharded" + suffix])
+    assert sharded[0] == pytest.approx(whole[0], abs=2e-3)  # before any update: the loaded weights alone
+    common = min(len(sharded), len(whole))  # warm-up lasts as long as the times drift
+    assert sharded[:common] == pytest.approx(whole[:common], abs=1e-2)
+
+
+def test_checkpointing_changes_no_number(cases):
+    assert losses(cases["zero2 checkpointing"])[0] == pytest.approx(losses(cases["zero2"])[0], abs=1e-4)
+
+
+def test_rates_are_the_steps_own(cases):
+    """TFLOPS, tokens and FLOPs by hand: two micro-steps of 64 tokens in documents of 20."""
+    run, *rest = cases["zero3 everything"]
+    step = next(r for r in rest if r.record == "step")
+    summary = next(r for r in rest if r.record == "summary")
+    pairs = 3 * 20**2 + 4**2  # 20 + 20 + 20 + 4
+    attention = 2 * 6 * pairs * 32 * 4 * 4 / 1e12  # two micro-steps, head_dim 32, 4 heads, 4 layers
+    assert summary.attention_tflop == pytest.approx(attention, rel=1e-2)
+    total = summary.attention_tflop + summary.dense_tflop
+    assert step.tflops == pytest.approx(total / step.exec_time_ms * 1e3, rel=2e-2)
+    assert step.tokens_per_s_per_gpu == pytest.approx(2 * 64 / step.exec_time_ms * 1e3, rel=1e-4)
+    assert step.fastest_rank_ms <= step.exec_time_ms
+    parts = step.forward_ms + step.backward_ms + step.optimizer_ms
+    assert parts == pytest.approx(step.exec_time_ms, rel=0.05)
+    assert summary.n == 2
+    assert summary.ci_low_ms is None  # two steps say nothing about their spread

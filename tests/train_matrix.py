@@ -1,0 +1,48 @@
+"""Run by test_training.py under torchrun: many recipes in one pair of ranks. Prints one JSON line per case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from harness.measure import box, stack, training
+from harness.measure.settings import Settings
+
+
+def losses(name: str, results: Path, seq_len: int = 64, **settings) -> None:
+    chosen = Settings(
+        _cli_parse_args=[], results=results, steps=2, warmup_steps=1, precision=0, seq_len=seq_len, **settings
+    ).resolve(False)
+    trainer = training.start(chosen, "sweep", "cpu")
+    summary = trainer.measure(seq_len)
+    if trainer.out:
+        lines = [json.loads(line) for line in trainer.out.path.read_text().splitlines()]
+        print("CASE " + json.dumps({"name": name, "records": lines, "n": summary.n}), flush=True)
+
+
+def main() -> None:
+    results, real = Path(sys.argv[1]), sys.argv[2]
+    stack.use_venv_extensions()
+    box.use_accelerator()
+    short = {"recipe": "short-context"}
+    losses("zero2", results, **short)
+    losses("zero2 checkpointing", results, **short, grad_checkpoint=True)
+    losses("zero2 offload", results, **short, offload_optimizer=True)
+    losses("zero2 accumulation", results, **short, grad_accum=2)
+    losses("zero2 packing", results, **short, doc_len=20)
+    losses("zero3", results, **short, zero_stage=3)
+    losses("zero3 everything", results, grad_accum=2, doc_len=20)
+    losses("layers", results, **short, num_layers=2)
+    losses("real unsharded", results, **short, model=real)
+    losses("real sharded", results, **short, zero_stage=3, model=real)
+    losses("real unsharded whole recipe", results, zero_stage=2, model=real, doc_len=20)
+    losses("real sharded whole recipe", results, model=real, doc_len=20)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
