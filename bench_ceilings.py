@@ -265,9 +265,11 @@ def main() -> int:
     try:
         run_all(s, device)
     except BaseException as error:
-        traceback.print_exc()
-        print(f"error: {type(error).__name__}: {error}; what was measured is kept", file=sys.stderr, flush=True)
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, KeyboardInterrupt | box.MixedGpus):
+            traceback.print_exc()
         sys.stdout.flush()
+        print(f"error: {reason}; what was measured is kept", file=sys.stderr, flush=True)
         os._exit(1)  # the other ranks wait for this one, and it would wait for them
     return 0
 
