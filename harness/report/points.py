@@ -89,7 +89,8 @@ def _choose(found: list[Attempt], expected: int) -> Attempt:
     """The last complete one: with an outcome record, or in a log with all steps; else the last that has enough."""
 
     def worth(a: Attempt) -> tuple[bool, bool]:
-        return bool(a.outcome) or (a.run is None and a.seen >= expected), len(a.times) >= stats.MIN_STEPS
+        complete = bool(a.outcome) or (a.run is None and a.seen >= expected)
+        return complete, complete or len(a.times) >= stats.MIN_STEPS
 
     return max(reversed(found), key=worth)
 
