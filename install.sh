@@ -45,7 +45,8 @@ done
 [[ -f $STACK ]] || wrong "--stack $STACK: no such file"
 STACK=$(realpath "$STACK")
 VENV=$(realpath -m "${VENV:-$ROOT/.venv${TORCH:+-torch$TORCH-$CUDA}}")
-OTHER_TORCH=$TORCH
+RUN_WITH="VENV=$VENV " OTHER_TORCH=$TORCH
+[[ $VENV != "$ROOT/.venv" ]] || RUN_WITH=""
 pin() { sed -n "s/^$1==//p" "$STACK"; }
 
 # ---- what this box is, and what follows ------------------------------------------------------------------------
@@ -53,20 +54,19 @@ pin() { sed -n "s/^$1==//p" "$STACK"; }
 # Sets CAPABILITY ("9.0", empty without a GPU) and GPU (a line to print). No torch is needed for it.
 detect_gpu() {
   CAPABILITY="" GPU="none"
-  command -v nvidia-smi >/dev/null || return 0
+  if [[ $FORCE == cpu ]] || ! command -v nvidia-smi >/dev/null; then return; fi
   local out kinds
   if ! out=$(nvidia-smi --query-gpu=compute_cap,name --format=csv,noheader 2>&1) || ! [[ $out =~ ^[0-9]+\.[0-9]+, ]]; then
-    [[ $FORCE == cpu ]] && return 0
     compgen -G '/dev/nvidia[0-9]*' >/dev/null && fail "nvidia-smi fails (${out%%$'\n'*}): repair the driver, or --force cpu"
-    warn "nvidia-smi is here but finds no GPU (${out%%$'\n'*}): installing for the CPU"
-    return 0
+    warn "nvidia-smi is here but finds no GPU (${out%%$'\n'*}): installing for the CPU" && return
   fi
   kinds=$(cut -d, -f1 <<<"$out" | sort -u)
   GPU="$(wc -l <<<"$out") x $(cut -d, -f2- <<<"$out" | sed 's/^ *//' | sort -u | paste -sd/) (compute capability ${kinds//$'\n'/, })"
   if (($(wc -l <<<"$kinds") > 1)) && [[ -z $FORCE ]]; then
     fail "GPUs of different kinds, $GPU: one stack fits one kind; choose with --force fa3, fa4 or sdpa"
   fi
-  CAPABILITY=$(head -n1 <<<"$kinds")
+  local wanted=${FORCE/fa3/9.} && wanted=${wanted/fa4/10.}
+  CAPABILITY=$(grep -m1 -F "$wanted" <<<"$kinds" || head -n1 <<<"$kinds")
 }
 
 # Sets BACKEND, WHY, TORCH and CUDA. The same rule as harness/measure/attention.py; a test holds them together.
@@ -76,7 +76,7 @@ choose() {
   case ${FORCE:-auto$major} in
   fa3 | auto9) BACKEND=fa3 WHY="FlashAttention-3 $(pin flash-attn-3)" ;;
   fa4 | auto10) BACKEND=fa4 WHY="FlashAttention-4 $(pin flash-attn-4)" ;;
-  cpu | auto) WHY+=", no GPU used" && CUDA=cpu ;;
+  cpu | auto) WHY+=", no GPU used" ;;
   sdpa) WHY+=", as asked" ;;
   *) WHY+=": FlashAttention-3 needs compute capability 9.x, FlashAttention-4 10.x" ;;
   esac
@@ -85,10 +85,9 @@ choose() {
   fa3 | fa4) fail "--force $BACKEND: there is no NVIDIA GPU here" ;;
   *) fail "--force $BACKEND: it cannot train on compute capability $CAPABILITY; use --force sdpa" ;;
   esac
-  local toolkit
-  toolkit=$(pin cuda-toolkit) # 13.0.3 -> cu130: the CUDA that the pinned torch was built with
-  [[ $toolkit =~ ^([0-9]+)\.([0-9]+) ]] || fail "$STACK pins no cuda-toolkit"
-  CUDA=${CUDA:-cu${BASH_REMATCH[1]}${BASH_REMATCH[2]}} TORCH=${TORCH:-$(pin torch)}
+  [[ $(pin cuda-toolkit) =~ ^([0-9]+)\.([0-9]+) ]] || fail "$STACK pins no cuda-toolkit"
+  CUDA=${CUDA:-cu${BASH_REMATCH[1]}${BASH_REMATCH[2]}} TORCH=${TORCH:-$(pin torch)} # 13.0.3 -> cu130
+  [[ -n $major ]] || CUDA=cpu
 }
 
 find_python() {
@@ -105,8 +104,7 @@ find_python() {
 
 PROBLEMS=0
 problem() { PROBLEMS=$((PROBLEMS + 1)) && printf 'problem: %s\n' "$*" >&2; }
-kib() { df -Pk "$1" 2>/dev/null | awk -v column="$2" 'NR == 2 {print $column}'; } # 2 size, 4 free
-version_of() { "$@" 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p'; }
+kib() { df -Pk "$1" 2>/dev/null | awk -v column="$2" 'NR == 2 {print $column}' || true; } # 2 size, 4 free
 
 preflight() {
   local need=4 free place=$VENV include
@@ -133,16 +131,15 @@ preflight() {
 preflight_gpu() {
   local nvcc have want=${CUDA:2:2}.${CUDA:4} driver least ram limit
   # The order in which torch, and with it DeepSpeed, looks for the toolkit.
-  nvcc=${CUDA_HOME:-${CUDA_PATH:-}}
-  nvcc=${nvcc:+$nvcc/bin/nvcc}
+  nvcc=${CUDA_HOME:-${CUDA_PATH:-}} && nvcc=${nvcc:+$nvcc/bin/nvcc}
   nvcc=${nvcc:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-  have=$(version_of "$nvcc" --version || true)
+  have=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p' || true)
   if [[ -z $have ]]; then
     problem "CUDA toolkit missing ($nvcc does not run): DeepSpeed cannot build or even import; install CUDA $want and export CUDA_HOME"
   elif [[ $have != "$want" && ${DS_SKIP_CUDA_CHECK:-0} != 1 ]] && [[ ${want%.*} == 13 || ${have%.*} != "${want%.*}" ]]; then
     problem "nvcc is CUDA $have, torch is built for $want and DeepSpeed refuses to mix them: export CUDA_HOME=/usr/local/cuda-$want (install it if need be), or export DS_SKIP_CUDA_CHECK=1 to risk it"
   fi
-  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n1)
+  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n 1p || true)
   least=525 && [[ ${want%.*} == 12 ]] || least=580
   if ! [[ ${driver%%.*} =~ ^[0-9]+$ ]] || ((${driver%%.*} < least)); then
     problem "driver ${driver:-unknown}, CUDA $want needs $least or later: update it, or take an older stack (--torch $TORCH --cuda cu126)"
@@ -219,13 +216,15 @@ install_packages() {
 # A model in the Hugging Face cache is copied to fast local disk once, whole or not at all.
 stage_model() {
   [[ $CUDA != cpu ]] || { say "without a GPU a tiny model is made on the fly" && return; }
-  local cache=${HF_HUB_CACHE:-${HF_HOME:-$HOME/.cache/huggingface}/hub} target=${DATA_FAST:-}/$MODEL_ID snapshot
-  snapshot=$(find "$cache/models--${MODEL_ID//\//--}/snapshots" -mindepth 2 -maxdepth 2 -name config.json 2>/dev/null | head -n1)
+  local cache=${HF_HUB_CACHE:-${HF_HOME:-$HOME/.cache/huggingface}/hub} target=${DATA_FAST:-}/$MODEL_ID snapshot shards
+  snapshot=$(find "$cache/models--${MODEL_ID//\//--}/snapshots" -mindepth 2 -maxdepth 2 -name config.json 2>/dev/null | sed -n 1p || true)
   snapshot=${snapshot%/config.json}
+  # An interrupted download leaves links to nothing (-L), and the names say how many shards there must be.
+  shards=$(find -L "${snapshot:-/dev/null}" -maxdepth 1 -type f -name '*.safetensors')
   if [[ -n ${DATA_FAST:-} && -d $target ]]; then
     say "$MODEL_ID is in $target"
-  elif [[ -z $snapshot ]] || ! compgen -G "$snapshot/*.safetensors" >/dev/null || [[ -n $(find -L "$snapshot" -type l) ]]; then
-    say "$MODEL_ID is not in the Hugging Face cache, so random weights of its shape will be used. For the real ones:"
+  elif [[ -z $shards ]] || [[ $shards =~ -of-0*([0-9]+)\. && $(wc -l <<<"$shards") != "${BASH_REMATCH[1]}" ]]; then
+    say "$MODEL_ID is not (all) in the Hugging Face cache, so random weights of its shape will be used. For the real ones:"
     say "  $VENV/bin/hf download $MODEL_ID && ./install.sh"
   elif [[ -z ${DATA_FAST:-} ]]; then
     say "$MODEL_ID is in the Hugging Face cache; set DATA_FAST to a folder on fast local disk to have it copied there"
@@ -243,7 +242,7 @@ main() {
   cd "$ROOT"
   # Settings that would make pip install elsewhere, or Python import from elsewhere.
   unset PIP_USER PIP_TARGET PIP_PREFIX PYTHONHOME PYTHONPATH
-  export PYTHONNOUSERSITE=1 PIP_RESUME_RETRIES=5
+  export PYTHONNOUSERSITE=1 PIP_RESUME_RETRIES=5 # the latter: newer pips go on with a broken download
   local stamp gpu=(--gpu)
   detect_gpu
   choose
@@ -261,12 +260,12 @@ main() {
   step 1 "virtual environment" && make_venv
   step 2 "packages, $([[ $CUDA == cpu ]] && echo "under 1 GB" || echo "about 4 GB") to download" && install_packages
   step 3 "DeepSpeed's compiled ops, a minute or two"
-  "$VENV/bin/python" -m harness.measure.stack --build-ops || fail "DeepSpeed's ops could not be built, see above"
+  "$VENV/bin/python" -m harness.measure.verify --build-ops || fail "DeepSpeed's ops could not be built, see above"
   step 4 "model" && stage_model
   step 5 "verifying" && { [[ $CUDA != cpu ]] || gpu=(); }
-  "$VENV/bin/python" -m harness.measure.stack --verify "$BACKEND" "${gpu[@]}" || fail "this stack cannot train here, see above"
+  "$VENV/bin/python" -m harness.measure.verify --attn "$BACKEND" "${gpu[@]}" || fail "this stack cannot train here, see above"
   printf '%s' "$stamp" >"$VENV/installed"
-  say "" && say "ready: ./run_sweep.sh"
+  say "" && say "ready: ${RUN_WITH}./run_sweep.sh"
 }
 
 main

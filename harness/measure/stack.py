@@ -1,18 +1,11 @@
 """What this box runs: versions, host, environment. Nothing here holds a token, a home path or a user name.
 
-    python -m harness.measure.stack                        prints the stack
-    python -m harness.measure.stack --build-ops            compiles DeepSpeed's ops into this virtual environment
-    python -m harness.measure.stack --verify fa4 --gpu     fails unless this stack can train with fa4 on a GPU
-
-Exit codes: 0 done; 1 a build or a check failed (the reason is the last line); 2 wrong use.
+python -m harness.measure.stack        prints the versions
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import getpass
-import glob
 import os
 import platform
 import re
@@ -99,9 +92,6 @@ def private(text: str) -> str:
         return text
 
 
-private = private
-
-
 def git_commit() -> str | None:
     """Commit of this checkout, with `+changes` when tracked files differ; None outside a git checkout."""
 
@@ -115,86 +105,11 @@ def git_commit() -> str | None:
         return None
 
 
-def build_ops() -> None:
-    """Compiles the ops that training loads, one after the other in this process, so that no rank has to.
-
-    Ops of another torch and locks that no process holds are removed first. Raises RuntimeError with the compiler's
-    first error.
-    """
-    use_venv_extensions()
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator, folder = get_accelerator(), Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    folder.mkdir(parents=True, exist_ok=True)
-    built_for, stack = folder / "built_for", collect("sdpa").model_dump_json()
-    if not built_for.exists() or built_for.read_text() != stack:
-        for op in filter(Path.is_dir, folder.iterdir()):
-            shutil.rmtree(op)
-        built_for.write_text(stack)
-    for lock in folder.glob("*/lock"):
-        if not _held(lock):
-            lock.unlink()  # torch would wait for it for ever
-    builders = ["CPUAdamBuilder", "FusedAdamBuilder"] + ["ShareMemCommBuilder"] * (accelerator.device_name() == "cpu")
-    for builder in builders:
-        op = accelerator.create_op_builder(builder)
-        print(f"  {op.name}", flush=True)
-        try:
-            op.load(verbose=False)
-        except Exception as error:  # DeepSpeed raises whatever the compiler, the toolkit or ninja made it raise
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            first = next((line for line in lines[1:] if re.search(r"\berror\b|not found|cannot find", line)), lines[0])
-            raise RuntimeError(f"building DeepSpeed's {op.name} failed: {first}") from error
-
-
-def _held(lock: Path) -> bool:
-    """Whether a live builder has it: torch keeps the file open while it builds."""
-    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # another user's process, or one that just ended
-            if os.path.samefile(descriptor, lock):
-                return True
-    return False
-
-
-def verify(backend: str, gpu: bool) -> None:
-    """Imports what training imports and runs the attention. Raises whatever is wrong."""
-    use_venv_extensions()
-    import deepspeed  # raises where the CUDA toolkit is missing
-    import transformers.modeling_utils  # raises where a torchvision of another torch is left over
-
-    for module in (torch, transformers, deepspeed):
-        if not Path(module.__file__).is_relative_to(sys.prefix):
-            raise RuntimeError(
-                f"{module.__name__} comes from {module.__file__}, not from {sys.prefix}: unset PYTHONPATH"
-            )
-    if gpu and not torch.cuda.is_available():
-        raise RuntimeError(f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no GPU: check the driver")
-    capability = torch.cuda.get_device_capability() if gpu else None
-    attention.require(backend, capability)
-    seen = attention.probe(backend, "cuda" if gpu else "cpu")
-    source = getattr(sys.modules.get(seen.function.rpartition(".")[0]), "__file__", None) or "built in"
-    print(f"attention          {backend}: {seen.function} ({source}), {seen.max_error:.2%} off fp32")
-    print(f"kernels            {', '.join(seen.kernels) or 'none seen by the profiler'}")
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build-ops", action="store_true", help="compile DeepSpeed's ops")
-    parser.add_argument("--verify", metavar="BACKEND", choices=list(attention.BACKENDS), help="fa4, fa3, fa2 or sdpa")
-    parser.add_argument("--gpu", action="store_true", help="with --verify: on a GPU, and fail if torch sees none")
-    options = parser.parse_args(argv)
-    try:
-        if options.build_ops:
-            build_ops()
-            return 0
-        for key, value in collect(options.verify).model_dump().items():
-            print(f"{key:18} {'-' if value is None else value}")
-        if options.verify:
-            verify(options.verify, options.gpu)
-    except (RuntimeError, ImportError, OSError) as error:
-        print(f"error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
-        return 1
-    return 0
+def show(backend: str | None = None) -> None:
+    """Prints the versions, one a line."""
+    for key, value in collect(backend).model_dump().items():
+        print(f"{key:18} {'-' if value is None else value}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    show()
