@@ -57,6 +57,10 @@ def test_each_difference_is_named_and_refused(change, text):
     assert any(difference.startswith(text) for difference in pair.differences), pair.differences
 
 
+def test_a_recipe_is_what_it_does_and_not_its_name():
+    assert compared(run(**{"recipe.name": "custom"}), run(B200)).comparable
+
+
 def test_every_difference_is_listed_not_the_first():
     pair = compared(run(**{"stack.torch": "2.10.0+cu129", "stack.cuda": "12.9", "world_size": 4}), run(B200))
     assert len(pair.differences) == 3
@@ -146,7 +150,7 @@ def test_warnings_that_leave_the_comparison_standing(change, text):
 
 
 def test_no_warning_without_its_reason():
-    known = {"gpu.links": ["NV18"], "host.cpu": "EPYC", "gpu.power_limit_w": 700.0}
+    known = {"gpu.links": ["NV18"], "host.cpu": "EPYC", "gpu.power_limit_w": 690.0}
     quiet = compared(run(**known), run(**known)).warnings
     assert [w for w in quiet if "host (offload)" not in w and "short lengths" not in w and "same file" not in w] == []
 

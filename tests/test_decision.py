@@ -100,6 +100,7 @@ def test_published_documents_of_8k():
     documents = result["documents"]
     assert documents["attention_share"] == pytest.approx(0.125, abs=0.001)  # that of a genuine 8k sequence
     assert documents["regime"] == "short" and documents["decomposed"] == pytest.approx(1.69, abs=0.005)
+    assert documents["seq_len"] == 262144 and documents["fitted"] == pytest.approx(2.07, abs=0.01)
     assert about(result, "short")["yours"] and not about(result, "long")["yours"]
     whole = decide(
         read_box(PUBLISHED / "h200"), read_box(PUBLISHED / "b200"), Options(price_ratio=2.0, doc_len=262144)
@@ -108,9 +109,9 @@ def test_published_documents_of_8k():
 
 
 def test_the_gate():
-    new = box(run(B200), point(8192, 60), ceilings=[(run(B200), ceiling("fp4", 5000.0)),
-              (run(B200), ceiling("fp4", None, reason="an older torch")), (run(B200), ceiling("bf16", 1700.0)),
-              (run(B200), ceiling("nvfp4", None, reason="torch has no kernel"))])  # fmt: skip
+    found = [ceiling("fp4", None, reason="an older torch"), ceiling("fp4", 5000.0), ceiling("bf16", 1700.0)]
+    found.append(ceiling("nvfp4", None, reason="torch has no kernel"))
+    new = box(run(B200), point(8192, 60), ceilings=[(run(B200), c) for c in found])
     needs = ("fp4", "nvfp4", "fp6", "bf16", "memory=170GiB", "memory=200GiB", "memory=100GB")
     result = decide(box(run(), point(8192, 100)), new, Options(needs=needs))
     assert result["gate"]["only_new"] == ["fp6", "fp4", "nvfp4"]

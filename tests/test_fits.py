@@ -1,6 +1,8 @@
 """Fits of peak memory and step time against figures they were made from."""
 
+import numpy as np
 import pytest
+from scipy.optimize import nnls
 
 from harness.report import fits
 from tests.handmade import box, point, run
@@ -58,5 +60,9 @@ def test_step_time_needs_four_lengths_and_a_model_that_can_be_counted():
 def test_no_part_of_a_step_is_negative():
     times = {n: 1e3 * dense / 500 - 100 for n, (_, dense) in TFLOP.items()}  # a line that starts below zero
     found = fits.step_time(sweep(times))
-    assert found.fixed_ms == 0 and found.dense_tflops > 0
-    assert found.attention_tflops is None or found.attention_tflops > 0
+    rows = np.array([[1, 1e3 * dense, 1e3 * attention] for attention, dense in TFLOP.values()])
+    medians = np.array([p.median_ms for p in sweep(times).points.values()])
+    fixed, dense, attention = nnls(rows / medians[:, None], np.ones(len(medians)))[0]
+    assert found.fixed_ms == fixed == 0
+    assert 1 / found.dense_tflops == pytest.approx(dense)
+    assert (1 / found.attention_tflops if found.attention_tflops else 0) == pytest.approx(attention)
