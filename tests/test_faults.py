@@ -108,10 +108,11 @@ def test_full_disk(start_sweep, tmp_path):
     try:
         sweep = start_sweep(seqlens="64 128", **QUICK)
         sweep.wait_for(record="step", seq_len=64)
-        with (results / "filler").open("wb") as f, pytest.raises(OSError):
+        filler = os.open(results / "filler", os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(OSError, match="No space left"):
             while True:
-                f.write(b"\0" * 512)
-                f.flush()
+                os.write(filler, b"\0" * 512)
+        os.close(filler)
         assert sweep.finish() == 1, sweep.output()
         found = outcomes(sweep.records())
         assert found[64][0]["kind"] == "disk_full"
@@ -138,8 +139,8 @@ def wide_model(folder, vocab: int) -> str:
 def test_out_of_memory_and_longest_length(tmp_path):
     """A memory limit on the processes: the length that does not fit is tried by itself, then called out of memory."""
     model = wide_model(tmp_path / "wide", 65536)
-    variables = {"RESULTS": str(tmp_path / "results"), "MODEL": model, "SEQLENS": "256 32768 65536", "STEPS": "3",
-                 "WARMUP_STEPS": "1", "TMPDIR": str(tmp_path), "FIND_MAX": "1", "GRANULARITY": "8192"}  # fmt: skip
+    variables = {"RESULTS": str(tmp_path / "results"), "MODEL": model, "SEQLENS": "256 32768 65536", "STEPS": "2",
+                 "WARMUP_STEPS": "1", "TMPDIR": str(tmp_path), "FIND_MAX": "1", "GRANULARITY": "16384"}  # fmt: skip
     code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (9 * 2**30,) * 2); "
     code += "sys.argv = ['sweep']; runpy.run_module('harness.measure.sweep', run_name='__main__')"
     done = subprocess.run(
@@ -158,7 +159,7 @@ def test_out_of_memory_and_longest_length(tmp_path):
     fits = max(n for n, o in found.items() if o[-1]["record"] == "summary")
     fits_not = min(n for n, o in found.items() if o[-1]["record"] == "failure")
     assert 256 < fits < fits_not <= 32768
-    assert fits_not - fits <= 8192
+    assert fits_not - fits <= 16384
     assert f"longest length that fits: {fits} tokens" in done.stdout
 
 

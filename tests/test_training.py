@@ -17,11 +17,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def cases(folder):
     """Name -> records of that case's run."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = tmp_path_factory.mktemp("training")
     shape = flops.shape("tiny")
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
@@ -45,7 +49,7 @@ def losses(run) -> list[float]:
 
 NAMES = ["zero2", "zero2 checkpointing", "zero2 offload", "zero2 accumulation", "zero2 packing", "zero3",
          "zero3 everything", "layers", "real unsharded", "real sharded", "real unsharded whole recipe",
-         "real sharded whole recipe"]  # fmt: skip
+         "real sharded whole recipe", "sequence parallel"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,3 +107,26 @@ def test_rates_are_the_steps_own(cases):
     assert parts == pytest.approx(step.exec_time_ms, rel=0.05)
     assert summary.n == 2
     assert summary.ci_low_ms is None  # two steps say nothing about their spread
+
+
+def test_two_ranks_that_share_a_sequence_compute_its_loss(cases, folder):
+    """Against the saved model itself, in one process without DeepSpeed, on the same tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "real", dtype=torch.bfloat16)
+    ids = torch.randint(1024, (1, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(input_ids=ids, labels=ids, use_cache=False).loss.item()
+    run, *rest = cases["sequence parallel"]
+    assert losses(cases["sequence parallel"])[0] == pytest.approx(whole, abs=2e-3)
+    assert run.recipe.sp_size == 2
+    step = next(r for r in rest if r.record == "step")
+    assert step.tokens_per_s_per_gpu == pytest.approx(32 / step.exec_time_ms * 1e3, rel=1e-4)
+
+
+def test_a_wrong_setting_that_only_the_ranks_show(folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "benchmark.py"]
+    done = subprocess.run([*command, "--sp-size=3", f"--results={folder}"], cwd=ROOT, env=environment(),
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 1
+    assert "SP_SIZE=3 must divide the 1 ranks" in done.stderr

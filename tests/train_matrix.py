@@ -40,6 +40,8 @@ def main() -> None:
     losses("real sharded", results, **short, zero_stage=3, model=real)
     losses("real unsharded whole recipe", results, zero_stage=2, model=real, doc_len=20)
     losses("real sharded whole recipe", results, model=real, doc_len=20)
+    # Last: it changes the attention of the whole process.
+    losses("sequence parallel", results, model=real, sp_size=2)
     dist.barrier()
     dist.destroy_process_group()
 

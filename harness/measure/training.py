@@ -39,6 +39,12 @@ class NonFiniteLoss(RuntimeError):
     kind = "non_finite_loss"
 
 
+class WrongSetting(RuntimeError):
+    """A setting that only the built model or the number of ranks shows to be wrong."""
+
+    kind = "wrong_setting"
+
+
 def deepspeed_config(settings: Settings, device: str) -> dict:
     """DeepSpeed's config for these settings; nothing in it depends on the sequence length."""
     zero: dict = {"stage": settings.zero_stage}
@@ -85,10 +91,19 @@ class Trainer:
         With DOC_LEN position ids restart at each document, FlashAttention gets its int32 offsets, and the first
         label of each document is masked, since it would be predicted from the document before.
         """
-        generator = torch.Generator().manual_seed(self.settings.seed * 1009 + self.rank)
+        sp = self.settings.sp_size
+        generator = torch.Generator().manual_seed(self.settings.seed * 1009 + self.rank // sp)
         ids = torch.randint(self.vocab, (self.settings.batch_size, seq_len), generator=generator)
         batch = {"input_ids": ids, "labels": ids.clone(), "position_ids": torch.arange(seq_len)[None].expand_as(ids)}
         kwargs: dict = {"use_cache": False}
+        if sp > 1:
+            # Ulysses: each rank gets its part of the sequence, so the label of its last token must come along. The
+            # loss is a sum over a common denominator: its mean over the ranks is the whole sequence's.
+            batch["labels"] = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+            part = slice(self.rank % sp * seq_len // sp, (self.rank % sp + 1) * seq_len // sp)
+            batch = {k: v[:, part] for k, v in batch.items()}
+            batch["shift_labels"] = batch["labels"]
+            kwargs["num_items_in_batch"] = self.settings.batch_size * (seq_len - 1) / sp
         if self.settings.doc_len:
             starts = torch.arange(0, seq_len, self.settings.doc_len)
             lengths = torch.diff(starts, append=torch.tensor([seq_len]))
@@ -154,16 +169,16 @@ class Trainer:
             seq_len=seq_len,
             step=number,
             warmup=warmup,
-            exec_time_ms=round(ms, 3),
-            peak_mem_gib=rounded(over("reserved", max), 3),
-            peak_allocated_gib=rounded(over("allocated", max), 3),
-            loss=rounded(sum(losses) / len(losses), 6),
+            exec_time_ms=rounded(ms),
+            peak_mem_gib=rounded(over("reserved", max)),
+            peak_allocated_gib=rounded(over("allocated", max)),
+            loss=rounded(sum(losses) / len(losses)),
             alloc_retries=over("retries", sum),
-            fastest_rank_ms=rounded(over("ms", min), 3),
+            fastest_rank_ms=rounded(over("ms", min)),
             slowest_rank=slowest,
-            forward_ms=rounded(ranks[slowest]["forward"], 3),
-            backward_ms=rounded(ranks[slowest]["backward"], 3),
-            optimizer_ms=rounded(ranks[slowest]["optimizer"], 3),
+            forward_ms=rounded(ranks[slowest]["forward"]),
+            backward_ms=rounded(ranks[slowest]["backward"]),
+            optimizer_ms=rounded(ranks[slowest]["optimizer"]),
             gpu_state=telemetry.combine(ranks),
             node_states={n: s for n, s in states.items() if s} if len(states) > 1 else None,
             **self.rates(seq_len, ms),
@@ -187,9 +202,9 @@ class Trainer:
         count, peak = self.count(seq_len), self.run.gpu.peak_tflops
         tflops = count.total_tflop / ms * 1e3 if count else None
         return {
-            "tflops": rounded(tflops, 6),
-            "mfu": rounded(tflops / peak, 6) if tflops and peak else None,
-            "tokens_per_s_per_gpu": rounded(self.tokens(seq_len) / ms * 1e3, 3),
+            "tflops": rounded(tflops),
+            "mfu": rounded(tflops / peak) if tflops and peak else None,
+            "tokens_per_s_per_gpu": rounded(self.tokens(seq_len) / ms * 1e3),
         }
 
     def write(self, record: records.Base) -> None:
@@ -254,19 +269,19 @@ class Trainer:
             run_id=self.run.run_id,
             seq_len=seq_len,
             n=len(times),
-            median_ms=round(median, 3),
-            ci_low_ms=rounded(low, 3),
-            ci_high_ms=rounded(high, 3),
+            median_ms=rounded(median),
+            ci_low_ms=rounded(low),
+            ci_high_ms=rounded(high),
             min_ms=min(times),
             max_ms=max(times),
             peak_mem_gib=max((s.peak_mem_gib for s in steps if s.peak_mem_gib is not None), default=None),
             peak_allocated_gib=None if None in peaks else max(peaks),
-            attention_tflop=count and rounded(count.attention_tflop, 6),
-            dense_tflop=count and rounded(count.dense_tflop, 6),
+            attention_tflop=count and rounded(count.attention_tflop),
+            dense_tflop=count and rounded(count.dense_tflop),
             warmup_steps=len(warm),
             steady=not (warm and drifting(warm)) and drift <= DRIFT / 2 and not any(s.alloc_retries for s in steps),
             throttled=any(telemetry.TROUBLE & set(t) for t in throttles) if throttles else None,
-            joules_per_token=None if None in energies else rounded(sum(energies) / tokens, 9),
+            joules_per_token=None if None in energies else rounded(sum(energies) / tokens),
             stopped_by=stopped_by,
             **self.rates(seq_len, median),
         )
@@ -294,8 +309,9 @@ def drifting(steps: list[records.Step]) -> bool:
     return abs(last - before) > DRIFT * before
 
 
-def rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
+def rounded(value: float | None) -> float | None:
+    """Seven significant digits: more is noise, and the lines stay readable."""
+    return None if value is None else float(f"{value:.7g}")
 
 
 def gather(mine: dict[str, float | None], device: str) -> list[dict[str, float | None]]:
@@ -353,6 +369,21 @@ def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.
     )
 
 
+def share_sequences(built: torch.nn.Module, settings: Settings, backend: str):
+    """DeepSpeed Ulysses: SP_SIZE ranks share each sequence, exchanging heads for tokens around the attention.
+
+    Changes the attention function for the whole process. Returns the groups that deepspeed.initialize wants.
+    """
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    try:
+        return UlyssesSPAttentionHF.register_with_transformers(
+            built, attention.BACKENDS[backend], settings.sp_size, settings.batch_size, seq_length_is_variable=True
+        )
+    except (ValueError, AttributeError) as error:
+        raise WrongSetting(f"SP_SIZE={settings.sp_size}: {error}") from error
+
+
 def start(settings: Settings, kind: str, device: str) -> Trainer:
     """Everything up to the first step, in an order in which the cheap things fail first."""
     # DeepSpeed's collectives under their old names; nothing a user can act on.
@@ -372,8 +403,8 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, facts | {"node": socket.gethostname(), "file": str(settings.result_file or "")})
     gpu = box.gpu_record(device, everyone, settings.peak_tflops)
-    if dist.get_world_size() % settings.sp_size:
-        raise model.ModelUnavailable(f"SP_SIZE={settings.sp_size} does not divide {dist.get_world_size()} ranks")
+    if dist.get_world_size() % settings.sp_size or any(n % settings.sp_size for n in settings.lengths):
+        raise WrongSetting(f"SP_SIZE={settings.sp_size} must divide the {dist.get_world_size()} ranks and every length")
 
     config = deepspeed_config(settings, device)
     built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
@@ -388,7 +419,10 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd")) // heads,
     )
     engine, optimizer, *_ = deepspeed.initialize(
-        model=built.model, model_parameters=built.model.parameters(), config=config
+        model=built.model,
+        model_parameters=built.model.parameters(),
+        config=config,
+        mpu=share_sequences(built.model, settings, backend) if settings.sp_size > 1 else None,
     )
     if settings.compile:
         engine.compile()
