@@ -26,13 +26,11 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import gpus
-from harness.report import cost, decision, gate
+from harness.report import command, cost, decision, gate
 from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
 
-PUBLISHED = Path(__file__).resolve().parent / "results" / "published"
-PUBLISHED_PRICE_RATIO = 2.0  # what the published guide reckons with; the default for its two boxes only
 PAGE_WIDTH = 118  # columns when the output is no terminal
 
 
@@ -51,10 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if "comparable" not in result:
         return 0
     if "speed" not in result:
-        print(
-            "not comparable; --allow-mismatch goes on all the same" * (not result["comparable"]["never"]),
-            file=sys.stderr,
-        )
+        hint = "no flag overrides that" if result["comparable"]["never"] else "--allow-mismatch goes on all the same"
+        print(f"not comparable; {hint}", file=sys.stderr)
         return 3
     if not result["comparable"]["common"]:
         print("no length was measured on both boxes", file=sys.stderr)
@@ -62,12 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def answer(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict:
+def answer(args: argparse.Namespace, parser: command.Parser) -> dict:
     """The decision dict of the command line. Raises NothingUsable."""
-    options = args.options
-    old_path, new_path = args.old or PUBLISHED / "h200", args.new or PUBLISHED / "b200"
+    options, pair = args.options, (command.PUBLISHED / "h200", command.PUBLISHED / "b200")
+    old_path, new_path = args.old or pair[0], args.new or pair[1]
     if args.project_to:
-        pair = (PUBLISHED / "h200", PUBLISHED / "b200")
         published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
         return decision.project(read_box(old_path), args.project_to, options, published)
     old, new = box(old_path, options.fleet), box(new_path, options.fleet)
@@ -91,42 +86,28 @@ def box(path: str | Path, by_name: object) -> Box:
     return read_box(path)
 
 
-def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     """The command line, checked; args.options is a decision.Options."""
-    usage, _, details = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
-        description=usage, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    positive = _typed(cost.positive)
-    add = parser.add_argument
-    add("old", nargs="?", metavar="OLD", help="result folder of the box you have (default: the published H200)")
-    add("new", nargs="?", metavar="NEW", help="result folder of the box you consider (default: the published B200)")
-    add("--price-old", type=positive, metavar="X", help="per GPU and hour")
-    add("--price-new", type=positive, metavar="Y", help="per GPU and hour")
-    add("--price-ratio", type=positive, metavar="R", help="new price / old price, when only that is known")
-    add("--needs", type=_typed(_needs), default=(), metavar="LIST", help=f"{', '.join(gpus.DTYPES)}, memory=200GiB")
-    add("--doc-len", type=_typed(_whole), metavar="N", help="tokens of a document in your packed data")
+    parser = command.Parser(__doc__)
+    add, positive, whole = parser.add_argument, command.checked(cost.positive), command.checked(_whole)
+    needs = f"{', '.join(gpus.DTYPES)}, memory=200GiB"
+    add("--needs", type=command.checked(_needs), default=(), metavar="LIST", help=needs)
+    add("--doc-len", type=whole, metavar="N", help="tokens of a document in your packed data")
     add("--tokens", type=positive, default=1e9, metavar="N", help="size of the job that is timed (default: 1e9)")
-    add("--gpus", type=_typed(_whole), metavar="N", help="GPUs of that job (default: as many as were measured)")
-    add("--project-to", type=_typed(_gpu), metavar="GPU", help="a GPU by name instead of NEW")
-    add("--fleet", type=_typed(_fleet), metavar="OLD:NEW", help="WORKERS+HELPERS of each, such as 7+1:3+1")
-    add("--fleet-base", type=_typed(_base), metavar="CREW=DAYS", help="days of the job on that many old GPUs: 3+1=8.8")
-    add("--scaling", type=_typed(_share), default=1.0, metavar="S",
-        help="share of linear speedup kept by more workers than the base has (default: 1)")  # fmt: skip
-    add("--allow-mismatch", action="store_true", help="go on although the boxes are not comparable")
+    add("--gpus", type=whole, metavar="N", help="GPUs of that job (default: as many as were measured)")
+    add("--project-to", type=command.checked(gpus.by_key), metavar="GPU", help="a GPU by name instead of NEW")
+    add("--fleet", type=command.checked(_fleet), metavar="OLD:NEW", help="WORKERS+HELPERS of each: 7+1:3+1")
+    base = "days of the job on that many old GPUs: 3+1=8.8"
+    add("--fleet-base", type=command.checked(_base), metavar="CREW=DAYS", help=base)
+    share = "share of linear speedup kept by more workers than the base has (default: 1)"
+    add("--scaling", type=command.checked(_share), default=1.0, metavar="S", help=share)
     add("--json", action="store_true", help="the whole result as JSON")
     args = parser.parse_args(argv)
-    if (args.price_old is None) != (args.price_new is None):
-        parser.error("--price-old and --price-new go together")
-    if args.price_old and args.price_ratio:
-        parser.error("--price-ratio is one way to say it, --price-old and --price-new the other: give one")
+    ratio = parser.price_ratio(args)
     if args.project_to and (args.new or args.fleet):
         parser.error("--project-to takes OLD alone")
     if args.old and not args.new and not args.project_to:
         parser.error("NEW is missing: a second result folder, or --project-to GPU")
-    ratio = args.price_ratio
-    if not args.old and not args.price_old and ratio is None:
-        ratio = PUBLISHED_PRICE_RATIO
     if args.fleet and not (ratio or args.price_old):
         parser.error("--fleet needs a price: --price-ratio, or --price-old and --price-new")
     args.options = decision.Options(
@@ -134,18 +115,6 @@ def parse(argv: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Nam
         args.fleet, args.fleet_base, args.scaling,
     )  # fmt: skip
     return parser, args
-
-
-def _typed(convert):
-    """argparse shows the text of an ArgumentTypeError, and only of that."""
-
-    def checked(text: str):
-        try:
-            return convert(text)
-        except (ValueError, KeyError) as error:
-            raise argparse.ArgumentTypeError(error.args[0]) from error
-
-    return checked
 
 
 def _needs(text: str) -> tuple[str, ...]:
@@ -167,10 +136,6 @@ def _share(text: str) -> float:
     if value > 1:
         raise ValueError(f'"{text}" is over 1')
     return value
-
-
-def _gpu(text: str) -> gpus.Gpu:
-    return gpus.by_key(text)
 
 
 def _fleet(text: str) -> tuple[cost.Crew, cost.Crew]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 
+import should_upgrade
 from harness import flops, gpus, records, stats
 from harness.report.box import Box, Point, Sweep
 
@@ -76,3 +79,14 @@ def decomposition(seq_len: int, step_ms: float | None = None, busy=None, **ms: f
 
 def ceiling(name: str, value: float | None, **more) -> records.Ceiling:
     return records.Ceiling(run_id="c1", what="matmul", name=name, value=value, unit="TFLOPS", **more)
+
+
+def upgrade(*args: str) -> tuple[int, str, str]:
+    """should_upgrade.py in this process: exit code, standard output with its blanks folded, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = should_upgrade.main(list(args))
+        except SystemExit as end:
+            code = end.code
+    return code, " ".join(out.getvalue().split()), err.getvalue()

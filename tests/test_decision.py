@@ -14,17 +14,12 @@ from harness.report.box import NothingUsable, Sweep
 from harness.report.cost import Crew
 from harness.report.decision import Options, decide, project
 from harness.report.reading import read_box
-from tests.handmade import NOISE, box, ceiling, decomposition, light, point, run
+from tests.handmade import NOISE, box, ceiling, decomposition, light, point, run, upgrade
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "results" / "published"
 B200 = "NVIDIA B200"
 TWICE = Options(price_ratio=2.0)
-
-
-def upgrade(*args):
-    done = subprocess.run([sys.executable, ROOT / "should_upgrade.py", *args], capture_output=True, text=True, cwd=ROOT)
-    return done.returncode, " ".join(done.stdout.split()), done.stderr
 
 
 def about(result, name):
@@ -354,9 +349,10 @@ CPU = {"gpu.device": "cpu", "gpu.name": "EPYC", "gpu.capability": None, "stack.c
 
 def test_command_without_arguments():
     started = time.monotonic()
-    code, page, error = upgrade()
+    done = subprocess.run([sys.executable, ROOT / "should_upgrade.py"], capture_output=True, text=True, cwd="/")
     print(f"start to verdict: {time.monotonic() - started:.2f} s")
-    assert (code, error) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    page = " ".join(done.stdout.split())
     order = [
         "lack something you need?",
         "Are they comparable? Yes",

@@ -1,8 +1,6 @@
 """Projection to a GPU nobody measured: hand computations, the published back-test, both renting answers."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from harness import gpus
 from harness.report import projection
 from harness.report.reading import read_box
-from tests.handmade import box, decomposition, light, point, run
+from tests.handmade import box, decomposition, light, point, run, upgrade
 
 ROOT = Path(__file__).resolve().parent.parent
 H200, B200, B300, A100 = (gpus.by_key(k) for k in ("H200", "B200", "B300", "A100"))
@@ -153,11 +151,6 @@ def test_advice(price, word, sides):
         return projection.Projected("sweep", seq_len, 100.0, [part], "")
 
     assert projection.advice([step(8192, 1.1, 1.2), step(131072, 1.7, 2.2)], price) == (word, sides)
-
-
-def upgrade(*args):
-    done = subprocess.run([sys.executable, ROOT / "should_upgrade.py", *args], capture_output=True, text=True, cwd=ROOT)
-    return done.returncode, " ".join(done.stdout.split()), done.stderr
 
 
 def test_the_page_for_a_box_worth_renting_and_one_that_is_not():
