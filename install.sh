@@ -16,9 +16,8 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl}
-MODEL_ID=${MODEL_ID:-meta-llama/Llama-3.1-8B}
-VENV="" FORCE="" TORCH="" CUDA="" STACK=$ROOT/requirements/pinned.txt PLAN=0 PREFLIGHT=1
+TORCH_INDEX=${TORCH_INDEX:-https://download.pytorch.org/whl} MODEL_ID=${MODEL_ID:-meta-llama/Llama-3.1-8B}
+VENV="" FORCE="" TORCH="" CUDA="" STACK=$ROOT/requirements/pinned.txt PLAN=0 PREFLIGHT=1 PROBLEMS=0
 
 say() { printf '%s\n' "$*"; }
 warn() { printf 'warning: %s\n' "$*" >&2; }
@@ -45,12 +44,10 @@ done
 [[ -f $STACK ]] || wrong "--stack $STACK: no such file"
 STACK=$(realpath "$STACK")
 VENV=$(realpath -m "${VENV:-$ROOT/.venv${TORCH:+-torch$TORCH-$CUDA}}")
-RUN_WITH="VENV=$VENV " OTHER_TORCH=$TORCH
-[[ $VENV != "$ROOT/.venv" ]] || RUN_WITH=""
+OTHER_TORCH=$TORCH
 pin() { sed -n "s/^$1==//p" "$STACK"; }
 
-# ---- what this box is, and what follows ------------------------------------------------------------------------
-
+# ---- what this box is, and what follows ------------------------------------------------------------------------------
 # Sets CAPABILITY ("9.0", empty without a GPU) and GPU (a line to print). No torch is needed for it.
 detect_gpu() {
   CAPABILITY="" GPU="none"
@@ -62,9 +59,8 @@ detect_gpu() {
   fi
   kinds=$(cut -d, -f1 <<<"$out" | sort -u)
   GPU="$(wc -l <<<"$out") x $(cut -d, -f2- <<<"$out" | sed 's/^ *//' | sort -u | paste -sd/) (compute capability ${kinds//$'\n'/, })"
-  if (($(wc -l <<<"$kinds") > 1)) && [[ -z $FORCE ]]; then
+  [[ -n $FORCE || $kinds != *$'\n'* ]] ||
     fail "GPUs of different kinds, $GPU: one stack fits one kind; choose with --force fa3, fa4 or sdpa"
-  fi
   local wanted=${FORCE/fa3/9.} && wanted=${wanted/fa4/10.}
   CAPABILITY=$(grep -m1 -F "$wanted" <<<"$kinds" || head -n1 <<<"$kinds")
 }
@@ -91,7 +87,6 @@ choose() {
 }
 
 find_python() {
-  local candidate
   for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       PYTHON=$(command -v "$candidate") && return
@@ -100,9 +95,7 @@ find_python() {
   fail "no Python 3.11 or later (tried ${PYTHON:-python3, python3.13, python3.12, python3.11}): install one, or PYTHON=/path/to/python3"
 }
 
-# ---- preflight: what would fail after the large download -----------------------------------------------------------
-
-PROBLEMS=0
+# ---- preflight: what would fail after the large download -------------------------------------------------------------
 problem() { PROBLEMS=$((PROBLEMS + 1)) && printf 'problem: %s\n' "$*" >&2; }
 kib() { df -Pk "$1" 2>/dev/null | awk -v column="$2" 'NR == 2 {print $column}' || true; } # 2 size, 4 free
 
@@ -129,7 +122,7 @@ preflight() {
 }
 
 preflight_gpu() {
-  local nvcc have want=${CUDA:2:2}.${CUDA:4} driver least ram limit
+  local nvcc have want=${CUDA:2:2}.${CUDA:4} driver least=580 ram limit
   # The order in which torch, and with it DeepSpeed, looks for the toolkit.
   nvcc=${CUDA_HOME:-${CUDA_PATH:-}} && nvcc=${nvcc:+$nvcc/bin/nvcc}
   nvcc=${nvcc:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
@@ -140,13 +133,12 @@ preflight_gpu() {
     problem "nvcc is CUDA $have, torch is built for $want and DeepSpeed refuses to mix them: export CUDA_HOME=/usr/local/cuda-$want (install it if need be), or export DS_SKIP_CUDA_CHECK=1 to risk it"
   fi
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n 1p || true)
-  least=525 && [[ ${want%.*} == 12 ]] || least=580
-  if ! [[ ${driver%%.*} =~ ^[0-9]+$ ]] || ((${driver%%.*} < least)); then
-    problem "driver ${driver:-unknown}, CUDA $want needs $least or later: update it, or take an older stack (--torch $TORCH --cuda cu126)"
-  fi
-  if [[ ${want%.*} == 13 && -n $CAPABILITY ]] && ((${CAPABILITY/./} < 75)); then
+  [[ $want != 12.* ]] || least=525
+  [[ ${driver%%.*} =~ ^[0-9]+$ ]] || driver=0
+  ((${driver%%.*} >= least)) ||
+    problem "driver ${driver/#0/unknown}, CUDA $want needs $least or later: update it, or take an older stack (--torch $TORCH --cuda cu126)"
+  [[ $want != 13.* ]] || ((${CAPABILITY/./} >= 75)) ||
     problem "CUDA 13 has no code for compute capability $CAPABILITY: --torch $TORCH --cuda cu126"
-  fi
   # 8e9 parameters x 16 bytes (fp32 master, gradient and two Adam states) are 128 GB, and loading needs room.
   ram=$(($(getconf _PHYS_PAGES) * $(getconf PAGE_SIZE) / 1000000000))
   limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
@@ -156,14 +148,12 @@ preflight_gpu() {
 }
 
 # ---- installing ------------------------------------------------------------------------------------------------------
-
 step() { say "" && say "[$1/5] $2"; }
 pip_install() { "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --timeout 60 "$@"; }
 
 make_venv() {
-  if [[ -n $(ls -A "$VENV" 2>/dev/null) && ! -f $VENV/pyvenv.cfg && ! -f $VENV/install.lock ]]; then
+  [[ -z $(ls -A "$VENV" 2>/dev/null) || -f $VENV/pyvenv.cfg || -f $VENV/install.lock ]] ||
     wrong "--venv $VENV: a folder with other things in it"
-  fi
   mkdir -p "$VENV" 2>/dev/null || fail "$VENV cannot be written"
   exec 9>"$VENV/install.lock"
   ! command -v flock >/dev/null || flock -n 9 || fail "another ./install.sh is at work on $VENV"
@@ -224,8 +214,8 @@ stage_model() {
   if [[ -n ${DATA_FAST:-} && -d $target ]]; then
     say "$MODEL_ID is in $target"
   elif [[ -z $shards ]] || [[ $shards =~ -of-0*([0-9]+)\. && $(wc -l <<<"$shards") != "${BASH_REMATCH[1]}" ]]; then
-    say "$MODEL_ID is not (all) in the Hugging Face cache, so random weights of its shape will be used. For the real ones:"
-    say "  $VENV/bin/hf download $MODEL_ID && ./install.sh"
+    say "$MODEL_ID is not (all) in the Hugging Face cache, so random weights of its shape will be used. For the real ones:
+  $VENV/bin/hf download $MODEL_ID && ./install.sh"
   elif [[ -z ${DATA_FAST:-} ]]; then
     say "$MODEL_ID is in the Hugging Face cache; set DATA_FAST to a folder on fast local disk to have it copied there"
   else
@@ -240,9 +230,8 @@ stage_model() {
 
 main() {
   cd "$ROOT"
-  # Settings that would make pip install elsewhere, or Python import from elsewhere.
-  unset PIP_USER PIP_TARGET PIP_PREFIX PYTHONHOME PYTHONPATH
-  export PYTHONNOUSERSITE=1 PIP_RESUME_RETRIES=5 # the latter: newer pips go on with a broken download
+  unset PIP_USER PIP_TARGET PIP_PREFIX PYTHONHOME PYTHONPATH # by these pip would write, and Python read, elsewhere
+  export PYTHONNOUSERSITE=1 PIP_RESUME_RETRIES=5             # the latter: newer pips go on with a broken download
   local stamp gpu=(--gpu)
   detect_gpu
   choose
@@ -265,7 +254,7 @@ main() {
   step 5 "verifying" && { [[ $CUDA != cpu ]] || gpu=(); }
   "$VENV/bin/python" -m harness.measure.verify --attn "$BACKEND" "${gpu[@]}" || fail "this stack cannot train here, see above"
   printf '%s' "$stamp" >"$VENV/installed"
-  say "" && say "ready: ${RUN_WITH}./run_sweep.sh"
+  say "" && say "ready: VENV=$VENV ./run_sweep.sh"
 }
 
-main
+{ main; exit; } # read as a whole: the file may change while it runs
