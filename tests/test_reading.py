@@ -156,6 +156,27 @@ def test_no_log_at_all(tmp_path, text):
         read(tmp_path, text)
 
 
+def test_half_a_record_glued_to_a_whole_one(tmp_path):  # case 47
+    lines = steps(USUAL).splitlines()
+    lines[5] = lines[5][:30] + lines[6]
+    del lines[6]
+    box = read(tmp_path, head() + "\n".join(lines))
+    assert only(box)[8192].times_ms == tuple(t for i, t in enumerate(USUAL) if i >= 2 and i != 5)
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_other_line_ends(tmp_path, end):
+    text = (head() + steps(USUAL)).replace("\n", end).encode()
+    assert only(read(tmp_path, text))[8192].times_ms == tuple(USUAL[2:])
+
+
+def test_steps_of_a_length_whose_header_was_lost(tmp_path):
+    rest = "".join(step(i, 7000.0 + i, 32768) + "\n" for i in range(5, 12))
+    point = only(read(tmp_path, head() + steps(USUAL[:5]) + rest))[8192]
+    assert point.times_ms == tuple(USUAL[2:5])
+    assert point.warnings == ["7 steps left out: their time and their rate disagree"]
+
+
 @pytest.mark.parametrize("ms, word", [(2.99, "over the peak of 989"), (2990e3, "under 1 % of the peak of 989")])
 def test_another_unit(tmp_path, ms, word):  # case 77
     text = head() + "".join(
@@ -315,6 +336,8 @@ def test_the_last_outcome_of_a_length_counts(tmp_path):
     box = read_box(tmp_path)
     assert only(box)[8192].times_ms == tuple(again[2:]) and "2 runs" in box.sweeps[0].notes[0]
     _write(tmp_path / "sweep_1.jsonl", [*alone, _run(), *_steps(USUAL[:4]), oom])
+    assert only(read_box(tmp_path))[8192].outcome == "oom"
+    _write(tmp_path / "sweep_1.jsonl", [_run(), *_steps(USUAL[:4]), *alone, oom])  # said only after the other ended
     assert only(read_box(tmp_path))[8192].outcome == "oom"
 
 
