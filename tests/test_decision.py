@@ -1,5 +1,6 @@
 """The decision: published figures agree with the guide, made-up boxes with hand computations, the command with both."""
 
+import io
 import json
 import math
 import subprocess
@@ -8,12 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness import gpus, records
 from harness.report.box import NothingUsable, Sweep
 from harness.report.cost import Crew
 from harness.report.decision import Options, decide, project
 from harness.report.reading import read_box
+from harness.report.verdict_text import Page
 from tests.handmade import NOISE, box, ceiling, decomposition, light, point, run, upgrade
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -458,3 +461,12 @@ def test_positions_between_the_ratios():
     low, high = 8 / 4.8, 2250 / 989
     assert at[262144] == pytest.approx((852 / 419 - low) / (high - low), abs=0.01)
     assert at[8192] < 0 and not any(math.isnan(x) for x in at.values())
+
+
+def test_the_page_says_why_a_length_failed_and_that_nothing_is_left():
+    out = io.StringIO()
+    old = box(run(), point(8192, 100), point(32768, outcome="failed", error="killed by signal 9"))
+    result = decide(old, box(run(B200), point(32768, 100)), TWICE)
+    Page(result, Console(file=out, width=200)).show()
+    assert "H200 SXM failed at 32768: killed by signal 9" in out.getvalue()
+    assert "No length was measured on both boxes" in out.getvalue()

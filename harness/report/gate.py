@@ -12,6 +12,7 @@ from harness.gpus import DTYPES
 from harness.report.box import Box, Sweep
 
 GIB_PER_GB = 1e9 / 2**30
+NO_SOFTWARE = "nothing to install"  # what memory needs of it
 
 
 def parse_need(text: str) -> tuple[str, float | None]:
@@ -31,7 +32,7 @@ def answer(old: Box, new: Box, needs: tuple[str, ...]) -> dict:
     for need, gib in map(parse_need, needs):
         if need == "memory":
             can = [_holds(box, gib) for box in (old, new)]
-            stack = "not needed"
+            stack = NO_SOFTWARE
         else:
             can = [_silicon(box, need) for box in (old, new)]
             stack = _stack_runs(new, need)
@@ -40,7 +41,7 @@ def answer(old: Box, new: Box, needs: tuple[str, ...]) -> dict:
         elif can[0] is not False or can[1] is None:
             decides = "no"
         else:
-            decides = "upgrade" if stack == "not needed" or stack.startswith("runs") else "beware"
+            decides = "upgrade" if stack == NO_SOFTWARE or stack.startswith("runs") else "beware"
         name = f"memory {gib:.0f} GiB" if gib else need
         answers.append({"need": name, "old_can": can[0], "new_can": can[1], "new_stack": stack, "decides": decides})
     return {"only_new": only_new, "needs": answers}

@@ -60,6 +60,12 @@ class Page:
             share, ms = _cell(p["attention_share"], "{:.1%}"), [_time(p[side]) for side in SIDES]
             rows.append((p["seq_len"], share, *ms, _ratio(p["speedup"]), _position(p)))
         self.table(f"seqlen|attention share|{self.old} ms|{self.new} ms|speedup [95 %]|bandwidth..compute", rows)
+        self.bullets(
+            f"{name} {OUTCOMES[p[s]['outcome']]} at {p['seq_len']}: {p[s]['error']}"
+            for s, name in (("old", self.old), ("new", self.new))
+            for p in speed["points"]
+            if p[s]["outcome"] == "failed" and p[s]["error"]
+        )
         for b in speed["buckets"]:
             parts = ", ".join(f"{name} {_cell(r, '{:.2f}x')}" for name, r in b["ratios"].items())
             held, share = b["holds_back"], b["share_of_new_step"]
@@ -109,6 +115,9 @@ class Page:
         for p in money["points"]:
             word = f"{p['outcome']} ({p['cost_change']:+.0%})" if p["outcome"] else "-"
             rows.append((p["seq_len"], _ratio(p["break_even"]), word, *(_cell(p[k], form) for k, _, form in keys)))
+        if not rows:
+            self.say("No length was measured on both boxes, so nothing can be said.")
+            return
         self.table("|".join(("seqlen", "break-even price ratio", "per token", *(head for _, head, _ in keys))), rows)
         self.say(f"Cost: {money['unit']} per 1e6 tokens. Hours: {money['tokens']:.3g} tokens on {money['gpus']} GPUs. "
                  "Within 2 %, or inside the interval, is break-even.")  # fmt: skip
