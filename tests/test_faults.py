@@ -138,10 +138,10 @@ def wide_model(folder, vocab: int) -> str:
 
 def test_out_of_memory_and_longest_length(tmp_path):
     """A memory limit on the processes: the length that does not fit is tried by itself, then called out of memory."""
-    model = wide_model(tmp_path / "wide", 65536)
+    model = wide_model(tmp_path / "wide", 32768)
     variables = {"RESULTS": str(tmp_path / "results"), "MODEL": model, "SEQLENS": "256 32768 65536", "STEPS": "2",
                  "WARMUP_STEPS": "1", "TMPDIR": str(tmp_path), "FIND_MAX": "1", "GRANULARITY": "16384"}  # fmt: skip
-    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (9 * 2**30,) * 2); "
+    code = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (11 * 2**30,) * 2); "
     code += "sys.argv = ['sweep']; runpy.run_module('harness.measure.sweep', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment(**variables), capture_output=True, text=True

@@ -369,6 +369,12 @@ def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.
     )
 
 
+def node_name() -> str:
+    """This host's name, with the launcher's number of the node behind it when it gives one above 0."""
+    number = os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or "0"  # torchrun's, DeepSpeed's
+    return socket.gethostname() + (f"#{number}" if number != "0" else "")
+
+
 def share_sequences(built: torch.nn.Module, settings: Settings, backend: str):
     """DeepSpeed Ulysses: SP_SIZE ranks share each sequence, exchanging heads for tokens around the attention.
 
@@ -401,7 +407,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
 
     deepspeed.init_distributed()
     everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, facts | {"node": socket.gethostname(), "file": str(settings.result_file or "")})
+    dist.all_gather_object(everyone, facts | {"node": node_name()})
     gpu = box.gpu_record(device, everyone, settings.peak_tflops)
     if dist.get_world_size() % settings.sp_size or any(n % settings.sp_size for n in settings.lengths):
         raise WrongSetting(f"SP_SIZE={settings.sp_size} must divide the {dist.get_world_size()} ranks and every length")
