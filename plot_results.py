@@ -7,7 +7,8 @@
     python plot_results.py --readme README.md                 # rewrites the tables between its markers
 
 OLD and NEW are result folders of the two boxes, or single files of them. A marker is <!-- table:speedup -->, closed by
-<!-- /table:speedup -->; specifications and ceilings also take two GPUs: <!-- table:specifications B200 B300 -->.
+<!-- /table:speedup -->; specifications and ceilings also take two GPUs: <!-- table:specifications B200 B300 -->, and
+table:verdict is the end of should_upgrade.py's page.
 The tables need no matplotlib. A price adds the cost of a token to both.
 
 Exit codes: 0 done; 1 the file could not be written; 2 wrong use, or matplotlib is missing; 3 the boxes are not
@@ -17,14 +18,18 @@ comparable (every difference is listed); 4 nothing usable in OLD or NEW.
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from pathlib import Path
+
+from rich.console import Console
 
 from harness import gpus
 from harness.report import command, decision, tables
 from harness.report.box import NothingUsable
 from harness.report.reading import read_box
+from harness.report.verdict_text import Page
 
 MARKER = re.compile(r"(<!-- table:([^\n>]+?) -->\n).*?(<!-- /table:\2 -->)", re.DOTALL)
 
@@ -50,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.readme:
             text = args.readme.read_text(encoding="utf-8")
-            args.readme.write_text(filled(text, found), encoding="utf-8")
+            args.readme.write_text(filled(text, texts(view, found)), encoding="utf-8")
         elif args.tables or args.table:
             print("\n".join(found[name].markdown() for name in chosen(args.table, found)), end="")
         else:
@@ -79,7 +84,7 @@ def plot(view: tables.View, path: Path) -> int:
     return 0
 
 
-def chosen(names: list[str], found: dict[str, tables.Table]) -> list[str]:
+def chosen(names: list[str], found: dict) -> list[str]:
     """The names given, all without any. Raises KeyError for one there is no data for."""
     for name in names:
         if name not in found:
@@ -87,8 +92,16 @@ def chosen(names: list[str], found: dict[str, tables.Table]) -> list[str]:
     return names or list(found)
 
 
-def filled(text: str, found: dict[str, tables.Table]) -> str:
-    """The text with the tables between their markers replaced. Raises KeyError for a table or a GPU there is not."""
+def texts(view: tables.View, found: dict[str, tables.Table]) -> dict[str, str]:
+    """Every table in Markdown by its name, and "verdict": the end of should_upgrade.py's page, as it prints it."""
+    console = Console(file=io.StringIO(), width=110, highlight=False)
+    Page(view.result, console).verdict(view.result["verdict"])
+    verdict = f"```\n{console.file.getvalue().strip()}\n```\n"
+    return {name: table.markdown() for name, table in found.items()} | {"verdict": verdict}
+
+
+def filled(text: str, found: dict[str, str]) -> str:
+    """The text with what stands between its markers replaced. Raises KeyError for a table or a GPU there is not."""
 
     def table(match: re.Match) -> str:
         name, *pair = match[2].split()
@@ -96,7 +109,7 @@ def filled(text: str, found: dict[str, tables.Table]) -> str:
             made = {"specifications": tables.specifications, "ceilings": tables.ceilings}
             body = made[chosen([name], made)[0]](*map(gpus.by_key, pair)).markdown()
         else:
-            body = found[chosen([name], found)[0]].markdown()
+            body = found[chosen([name], found)[0]]
         return f"{match[1]}{body}{match[3]}"
 
     return MARKER.sub(table, text)
