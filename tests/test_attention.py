@@ -26,8 +26,7 @@ def test_the_automatic_choice_goes_by_capability(capability, backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "fits"),
-    [("fa3", {8, 9}), ("fa4", {9, 10}), ("fa2", {8, 9, 10, 12}), ("sdpa", {7, 8, 9, 10, 11, 12})],
+    ("backend", "fits"), [("fa3", {8, 9}), ("fa4", {9, 10}), ("fa2", {8, 9, 10, 12}), ("sdpa", {7, 8, 9, 10, 11, 12})]
 )
 def test_a_backend_the_silicon_cannot_train_with_is_refused_by_name(backend, fits):
     for major in range(7, 13):

@@ -115,8 +115,7 @@ def facts(**changed):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"name": "NVIDIA H100 80GB HBM3"}, {"capability": (10, 0)}, {"sm_count": 114}, {"memory_gib": 79.1}],
+    "other", [{"name": "NVIDIA H100 80GB HBM3"}, {"capability": (10, 0)}, {"sm_count": 114}, {"memory_gib": 79.1}]
 )
 def test_unlike_gpus_stop_the_run(monkeypatch, other):
     """case 26"""
