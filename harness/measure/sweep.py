@@ -33,23 +33,13 @@ from rich.table import Table
 from harness import flops, gpus, records
 from harness.measure import box, failures, stack, telemetry
 from harness.measure.launch import Launch, Tail, launcher_command
-from harness.measure.settings import SweepSettings, fail_setting, load
+from harness.measure.settings import Settings, SweepSettings, fail_setting, load
 
 TEARDOWN_S = 60  # for the launcher to end after its last summary
 RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full disk can still be recorded
-# Not part of what makes two sweeps the same: where to write, and how far to go.
-_NOT_IN_KEY = {
-    "results",
-    "result_file",
-    "sweep_key",
-    "fresh",
-    "keep_going",
-    "find_max",
-    "granularity",
-    "timeout",
-    "start_timeout",
-}
-_SHORT = {"summary": "measured", "not_run": "not run"}
+# What makes two sweeps the same: not where to write, nor how far to go.
+IN_KEY = (set(Settings.model_fields) | {"isolate"}) - {"results", "result_file", "sweep_key"}
+COLUMNS = ("seq_len", "TFLOPS/GPU", "MFU %", "step ms (median)", "95 % interval", "n", "peak GiB", "outcome")
 
 # Piped output has no width of its own; 80 columns would break every line of the table.
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
@@ -65,8 +55,9 @@ class Sweep:
     key: str
     outcomes: dict[int, records.Base] = field(default_factory=dict)
     run: records.Run | None = None  # of the newest launch
-    current: int | None = None
+    current: int | None = None  # the length being measured
     steps_done: int = 0
+    return_code: int | None = None  # the launcher's; None when we ended it
 
     # ---- what is done -------------------------------------------------------------------------------------------
 
@@ -108,47 +99,41 @@ class Sweep:
         else:
             environment.pop("CUDA_VISIBLE_DEVICES", None)  # --include says the same, and takes no UUIDs
         before = [telemetry.used_bytes(h) for h in self.visible.handles]
-        self.run, self.current, self.steps_done = None, lengths[0], 0
+        self.run, self.current, self.steps_done, self.return_code = None, lengths[0], 0, None
+        if self.settings.hostfile:
+            where = ["--hostfile", str(self.settings.hostfile.resolve())]
+        elif self.device == "cpu":
+            where = ["--num_gpus", str(self.ranks)]
+        else:
+            where = ["--include", "localhost:" + ",".join(map(str, self.visible.indices))]
+        command = launcher_command("benchmark.py", flags, [*where, *self.settings.launcher_args.split()])
         tail = Tail(self.file)
-        launch = Launch(
-            launcher_command("benchmark.py", flags, self.where()), environment, self.file.with_suffix(".log")
-        )
+        launch = Launch(command, environment, self.file.with_suffix(".log"))
         try:
-            cause = self.watch(launch, tail, lengths)
+            return self.watch(launch, tail, lengths)
         finally:
             launch.end()
-            if self.visible.handles and not telemetry.wait_until_free(self.visible.handles, before):
-                console.print(
-                    "warning: GPU memory was not given back within a minute; the next length may fail falsely"
-                )
-        return cause
-
-    def where(self) -> list[str]:
-        s = self.settings
-        if s.hostfile:
-            return ["--hostfile", str(s.hostfile.resolve()), *s.launcher_args.split()]
-        if self.device == "cpu":
-            return ["--num_gpus", str(self.ranks), *s.launcher_args.split()]
-        return ["--include", "localhost:" + ",".join(map(str, self.visible.indices)), *s.launcher_args.split()]
+            if not telemetry.wait_until_free(self.visible.handles, before):
+                console.print("warning: GPU memory is still held after a minute; the next length may fail falsely")
 
     def watch(self, launch: Launch, tail: Tail, lengths: list[int]) -> failures.Cause | None:
-        started = last = said = time.monotonic()
+        last = said = time.monotonic()
         errors: list[records.RankError] = []
         while True:
-            code = launch.process.poll()
+            code = launch.process.poll()  # before reading: what was written until the end is read then
             for record in tail.read():
                 last = time.monotonic()
-                self.take(record, lengths, started)
+                self.take(record, lengths)
                 if isinstance(record, records.RankError):
                     errors.append(record)
             left = [n for n in lengths if not self.measured(n)]
-            if left:
-                self.current = left[0]
             now = time.monotonic()
+            if not left and (code is not None or now - last > TEARDOWN_S):
+                return None  # every step is there, whatever the teardown does
+            self.current = left[0] if left else None
             if code is not None:
-                return failures.classify(launch.lines, code, errors, self.ranks) if left else None
-            if not left and now - last > TEARDOWN_S:
-                return None  # every step is there; what hangs is the teardown
+                self.return_code = code
+                return failures.classify(launch.lines, code, errors, self.ranks)
             limit = self.settings.timeout if self.run else self.settings.start_timeout
             if left and now - last > limit:
                 return failures.hang(launch.lines, limit, "step" if self.run else "start-up")
@@ -158,42 +143,36 @@ class Sweep:
                 console.print(f"  ... {what}, {now - last:.0f} s since the last record (log: {launch.log})")
             time.sleep(0.2)
 
-    def take(self, record: records.Base, lengths: list[int], started: float) -> None:
+    def take(self, record: records.Base, lengths: list[int]) -> None:
         """Follow a launch's records: keep outcomes, show progress."""
         if isinstance(record, records.Run):
             self.run = record
-            kernels = f", kernels {', '.join(record.attention.kernels)}" if record.attention.kernels else ""
-            console.print(f"  {record.attention.backend} attention ({record.attention.function}{kernels})")
+            kernels = ", ".join(record.attention.kernels) or "kernels unseen"
+            console.print(f"  {record.attention.backend} attention: {record.attention.function}, {kernels}")
             for note in record.notes:
                 console.print(f"  note: {note}")
         elif isinstance(record, records.Step):
             self.current, self.steps_done = record.seq_len, record.step + 1
-            rate = f"{record.tflops:.4g} TFLOPS" if record.tflops is not None else "no TFLOPS"
-            warm = "warm-up " if record.warmup else ""
-            eta = self.time_left(record, lengths)
-            console.print(
-                f"  {record.seq_len}: {warm}step {record.step + 1}, {record.exec_time_ms:.0f} ms, {rate}, {eta} left"
-            )
+            what = f"{record.seq_len}: {'warm-up ' if record.warmup else ''}step {self.steps_done}"
+            left = self.time_left(record, lengths)
+            console.print(f"  {what}, {record.exec_time_ms:.0f} ms, {shown(record.tflops, '.4g')} TFLOPS, {left} left")
         elif isinstance(record, records.Summary):
             self.outcomes[record.seq_len] = record
             self.steps_done = 0
 
     def time_left(self, step: records.Step, lengths: list[int]) -> str:
         """At most this long: the steps still to come, scaled by FLOPs from the last one."""
-        per_launch = self.settings.steps + self.settings.warmup_steps
-        here = max(0, per_launch - step.step - 1) * step.exec_time_ms / 1e3
-        seconds = here + sum(
-            per_launch * step.exec_time_ms / 1e3 * self.work(n) / self.work(step.seq_len)
-            for n in lengths
-            if n > step.seq_len
-        )
-        return f"at most {seconds:.0f} s" if seconds < 120 else f"at most {timedelta(minutes=round(seconds / 60))}"
 
-    def work(self, seq_len: int) -> float:
-        try:
-            return flops.count(self.run.model.config, seq_len, doc_len=self.settings.doc_len).total_tflop
-        except flops.Uncountable:
-            return seq_len
+        def work(seq_len: int) -> float:
+            try:
+                return flops.count(self.run.model.config, seq_len, doc_len=self.settings.doc_len).total_tflop
+            except flops.Uncountable:
+                return seq_len
+
+        per_length = self.settings.steps + self.settings.warmup_steps
+        steps = max(0, per_length - step.step - 1)
+        steps += sum(per_length * work(n) / work(step.seq_len) for n in lengths if n > step.seq_len)
+        return f"at most {timedelta(seconds=round(steps * step.exec_time_ms / 1e3))}"
 
     # ---- the sweep ----------------------------------------------------------------------------------------------
 
@@ -240,6 +219,7 @@ class Sweep:
                 kind=cause.kind,
                 rank=cause.rank,
                 error=cause.error,
+                return_code=self.return_code,
                 steps_done=self.steps_done if self.current == seq_len else 0,
                 advice=cause.advice,
             )
@@ -280,43 +260,23 @@ class Sweep:
     # ---- what a person sees -------------------------------------------------------------------------------------
 
     def table(self) -> Table:
-        table = Table(title=f"{self.device_name()}: {self.file}")
-        for column in (
-            "seq_len",
-            "TFLOPS/GPU",
-            "MFU %",
-            "step ms (median)",
-            "95 % interval",
-            "n",
-            "peak GiB",
-            "outcome",
-        ):
+        who = self.visible.names[0] if self.visible.names else "CPU rank, no GPU"
+        table = Table(title=f"{self.ranks} x {who}: {self.file}")
+        for column in COLUMNS:
             table.add_column(column, justify="left" if column == "outcome" else "right")
-        for n in sorted(self.outcomes):
-            o = self.outcomes[n]
+        for n, o in sorted(self.outcomes.items()):
             cells = [""] * 6
-            said = _SHORT.get(o.record, "")
             if isinstance(o, records.Summary):
-                interval = f"{o.ci_low_ms:.1f} to {o.ci_high_ms:.1f}" if o.ci_low_ms is not None else "?"
-                cells = [
-                    "?" if o.tflops is None else f"{o.tflops:.4g}",
-                    "?" if o.mfu is None else f"{o.mfu * 100:.1f}",
-                    f"{o.median_ms:.1f}",
-                    interval,
-                    str(o.n),
-                    "?" if o.peak_mem_gib is None else f"{o.peak_mem_gib:.2f}",
-                ]
-                said += ", not steady" if o.steady is False else ""
-                said += ", throttled" if o.throttled else ""
+                interval = "?" if o.ci_low_ms is None else f"{o.ci_low_ms:.1f} to {o.ci_high_ms:.1f}"
+                cells = [shown(o.tflops, ".4g"), shown(o.mfu and 100 * o.mfu, ".1f"), shown(o.median_ms, ".1f")]
+                cells += [interval, str(o.n), shown(o.peak_mem_gib, ".2f")]
+                said = "measured" + ", not steady" * (o.steady is False) + ", throttled" * bool(o.throttled)
             elif isinstance(o, records.Failure):
-                said = f"{o.kind}{f' on rank {o.rank}' if o.rank is not None else ''}"
+                said = o.kind if o.rank is None else f"{o.kind} on rank {o.rank}"
             else:
-                said += f": {o.reason}"
+                said = f"not run: {o.reason}"
             table.add_row(str(n), *cells, said)
         return table
-
-    def device_name(self) -> str:
-        return f"{self.ranks} x {self.visible.names[0]}" if self.visible.names else f"{self.ranks} CPU ranks, no GPU"
 
     def exit_reason(self, planned: list[int]) -> str | None:
         """None when every length was measured or does not fit; else the first that is neither, in words."""
@@ -327,6 +287,10 @@ class Sweep:
             if o is None or (isinstance(o, records.NotRun) and not any(m < n for m in self.out_of_memory())):
                 return f"{n} tokens: not run{f': {o.reason}' if o else ''}"
         return None
+
+
+def shown(value: float | None, form: str) -> str:
+    return "?" if value is None else format(value, form)
 
 
 def predicted_limit(points: list[records.Summary], capacity_gib: float | None) -> int | None:
@@ -341,7 +305,7 @@ def predicted_limit(points: list[records.Summary], capacity_gib: float | None) -
 
 def sweep_key(settings: SweepSettings, visible: box.Visible, ranks: int) -> str:
     """Equal for sweeps of which the second may continue the first: settings, stack, GPUs, ranks."""
-    parts = [settings.model_dump(mode="json", exclude=_NOT_IN_KEY), stack.collect().model_dump(), visible.uuids, ranks]
+    parts = [settings.model_dump(mode="json", include=IN_KEY), stack.collect().model_dump(), visible.uuids, ranks]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
