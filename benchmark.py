@@ -24,7 +24,7 @@ def header(trainer) -> str:
     lines = []
     if g.device == "cpu":
         lines.append(
-            f"# These figures describe this CPU ({g.name}) and a {run.model.name} model. They say nothing of any GPU."
+            f"# These figures describe this CPU ({g.name}) and the model {run.model.name}. They say nothing of any GPU."
         )
     peak = (
         f"{g.peak_tflops:g} TFLOPS dense bf16 ({g.peak_source})"
