@@ -410,7 +410,7 @@ def main() -> int:
         console.print(f"cannot write under {settings.results}: {error.strerror or error}")
         return 1
     if sweep.device == "cpu":
-        console.print(f"No GPU: these figures describe this CPU and the model {settings.model}. They say nothing of any GPU.")
+        console.print(f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU.")
     for said in telemetry.busy_processes(sweep.visible.handles):
         console.print(f"warning: {said}; it will be measured too")
     shm = stack.host().shm_gib
