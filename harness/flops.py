@@ -118,6 +118,21 @@ def count(config: dict, seq_len: int, batch_size: int = 1, doc_len: int | None =
     )
 
 
+def step_work(run, seq_len: int, doc_len: int | None = None) -> Count | None:
+    """One GPU's share of a step of `run` (a records.Run), all accumulated micro-batches; None: it cannot be counted.
+
+    doc_len overrides the recipe's: documents of that many tokens packed into the sequence.
+    """
+    if run.model is None or run.recipe is None or run.model.uncounted:
+        return None
+    try:
+        one = count(run.model.config, seq_len, run.recipe.batch_size, doc_len or run.recipe.doc_len)
+    except Uncountable:
+        return None
+    share = run.recipe.grad_accum / run.recipe.sp_size
+    return Count(one.attention_tflop * share, one.dense_tflop * share)
+
+
 def parameters(config: dict) -> int:
     """Matrix weights held: all experts, the embedding, and lm_head unless tied. To estimate memory before a model is
     built: norms, biases and learned positions, well under 1 %, are left out. Raises Uncountable."""

@@ -186,13 +186,7 @@ class Trainer:
 
     def count(self, seq_len: int) -> flops.Count | None:
         """Model TFLOP per GPU and step, None where the model's cannot be counted."""
-        s = self.settings
-        try:
-            count = flops.count(self.run.model.config, seq_len, s.batch_size, s.doc_len)
-        except flops.Uncountable:
-            return None
-        share = s.grad_accum / s.sp_size
-        return flops.Count(count.attention_tflop * share, count.dense_tflop * share)
+        return flops.step_work(self.run, seq_len)
 
     def tokens(self, seq_len: int) -> float:
         """Tokens per GPU and step."""

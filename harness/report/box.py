@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from harness import flops, gpus, records
+from harness import gpus, records
 
 
 @dataclass
@@ -61,19 +61,3 @@ class NothingUsable(ValueError):
 def specification(gpu: records.Gpu) -> gpus.Gpu | None:
     """What is known of a run's GPU; None for a CPU, a slice and an unknown one."""
     return gpus.identify(gpu.name, gpu.capability, gpu.memory_gib) if gpu.device == "cuda" and not gpu.mig else None
-
-
-def work(run: records.Run, seq_len: int, doc_len: int | None = None) -> flops.Count | None:
-    """Model TFLOP of one GPU's step, all accumulated micro-batches; None when the model cannot be counted.
-
-    doc_len overrides the recipe's: documents of that many tokens packed into the sequence.
-    """
-    if run.model is None or run.recipe is None or run.model.uncounted:
-        return None
-    recipe = run.recipe
-    try:
-        one = flops.count(run.model.config, seq_len, recipe.batch_size, doc_len or recipe.doc_len)
-    except flops.Uncountable:
-        return None
-    scale = recipe.grad_accum / recipe.sp_size
-    return flops.Count(one.attention_tflop * scale, one.dense_tflop * scale)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from harness import records
-from harness.report.box import Box, Sweep, work
+from harness import flops, records
+from harness.report.box import Box, Sweep
 from harness.report.regimes import heavy, regime
 
 CAPPED = 0.95  # a power limit under this share of the card's rated power is a cap
@@ -148,7 +148,7 @@ def warnings(old: Box, new: Box, pair: Pair) -> list[str]:
     if a.recipe and a.recipe.offload_optimizer:
         found.append("the optimizer runs on the host (offload): the step compares the hosts too, most at short lengths")
     if heavy(a.recipe):
-        short = [n for n in pair.common if (done := work(a, n)) and regime(done.attention_share) == "short"]
+        short = [n for n in pair.common if (done := flops.step_work(a, n)) and regime(done.attention_share) == "short"]
         if short:
             found.append(f"a long-context recipe at short lengths ({_lengths(short)}) is overhead, not representative")
     beside = [(f"host {k}", v, getattr(b.host, k)) for k, v in a.host.model_dump(exclude={"nodes"}).items()]

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from operator import mul
 
-from harness import records, stats
+from harness import flops, records, stats
 from harness.gpus import Gpu
 from harness.report import comparing, cost, fits, gate, projection, regimes, verdict
-from harness.report.box import Box, NothingUsable, Sweep, work
+from harness.report.box import Box, NothingUsable, Sweep
 from harness.report.comparing import Pair
 
 SIDES = ("old", "new")
@@ -116,7 +116,7 @@ def _points(pair: Pair, specs: dict) -> list[dict]:
     low, high = sorted((specs.get("bandwidth") or 0, specs.get("compute") or 0))
     rows = []
     for n in sorted({*pair.old.points, *pair.new.points}):
-        done = work(pair.new.run, n) or work(pair.old.run, n)
+        done = flops.step_work(pair.new.run, n) or flops.step_work(pair.old.run, n)
         row = {"seq_len": n, "attention_share": done.attention_share if done else None}
         for side, sweep in (("old", pair.old), ("new", pair.new)):
             p, rate = sweep.points.get(n), None
@@ -147,7 +147,7 @@ def buckets(old: Box, new: Box, compute: float | None) -> list[dict]:
             split = "full" if a.full and b.full else "two"
             before, after = ({x.name: x.ms for x in getattr(d, split)} for d in (a, b))
             lost = {k: after.get(k, 0) - ms / compute for k, ms in before.items()} if compute else {}
-            done = work(run, a.seq_len)
+            done = flops.step_work(run, a.seq_len)
             row = {"seq_len": a.seq_len, "old_ms": a.step_ms, "new_ms": b.step_ms, "speedup": a.step_ms / b.step_ms}
             row |= {"work": asdict(done) if done else None, "attention_share": done.attention_share if done else None}
             row["ratios"] = {k: ms / after[k] if after.get(k) else None for k, ms in before.items()}
@@ -164,7 +164,7 @@ def documents(pair: Pair, steps: list[dict], doc_len: int) -> dict:
     matmuls, no host part). fitted: the sweep's fixed, dense and attention parts (large matmuls). Both extrapolate.
     """
     seq_len = max([doc_len, *pair.common])
-    packed = work(pair.old.run, seq_len, doc_len)
+    packed = flops.step_work(pair.old.run, seq_len, doc_len)
     share = packed.attention_share if packed else None
     found = {"doc_len": doc_len, "seq_len": seq_len, "attention_share": share, "regime": regimes.regime(share)}
     found |= {"decomposed": None, "fitted": None}

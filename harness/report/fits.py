@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import flops, records
-from harness.report.box import Sweep, work
+from harness.report.box import Sweep
 
 # The H200 of the published sweep: about 130 GiB of 141 could be used (the rest is the CUDA context, NCCL buffers and
 # what the allocator loses to fragments). Other GPUs are given the same share, which is an assumption and is called one.
@@ -80,7 +80,7 @@ def step_time(sweep: Sweep) -> StepTime | None:
     """Relative least squares over the measured lengths, no part negative; null under four of them (three unknowns)."""
     rows, times = [], []
     for point in sweep.points.values():
-        ms, done = point.median_ms, work(sweep.run, point.seq_len)
+        ms, done = point.median_ms, flops.step_work(sweep.run, point.seq_len)
         if point.outcome == "measured" and ms and done:
             rows.append([1.0, 1e3 * done.dense_tflop, 1e3 * done.attention_tflop])
             times.append(ms)

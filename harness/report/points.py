@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from harness import gpus, records, stats
+from harness import flops, gpus, records, stats
 from harness.report import lines
-from harness.report.box import Point, Sweep, specification, work
+from harness.report.box import Point, Sweep, specification
 
 RATE_TOLERANCE = 0.01  # a logged rate further than this from work / time is said ...
 FOREIGN = 2.0  # ... and further than this factor it is no other convention but another length, or damage
@@ -105,7 +105,7 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
     if isinstance(outcome, records.NotRun):
         point.outcome, point.error = "not_run", outcome.reason
         return point
-    done = work(run, attempt.seq_len)
+    done = flops.step_work(run, attempt.seq_len)
     if done is None and run.model:
         point.warnings.append(
             f"the work of a step is not known ({run.model.uncounted}): the rate is as logged, unchecked"

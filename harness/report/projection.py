@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from harness import records
+from harness import flops, records
 from harness.gpus import Gpu
 from harness.report import comparing, fits
-from harness.report.box import Box, Sweep, work
+from harness.report.box import Box, Sweep
 
 FOLLOWS = {
     "attention": "compute",
@@ -127,7 +127,7 @@ def _split(box: Box, sweep: Sweep, seq_len: int, ms: float) -> tuple[dict[str, f
     for run, d in box.decompositions:
         if run.recipe == sweep.run.recipe and d.seq_len == seq_len and d.full:
             return {x.name: x.ms * ms / d.step_ms for x in d.full}, "its decomposition"
-    done = work(sweep.run, seq_len)
+    done = flops.step_work(sweep.run, seq_len)
     if done is None:
         return {}, "the model's FLOPs are not known"
     fit = fits.step_time(sweep)

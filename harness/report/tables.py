@@ -14,10 +14,10 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from harness import gpus, records
+from harness import flops, gpus, records
 from harness.gpus import Gpu
 from harness.report import comparing, decision
-from harness.report.box import Box, Point, work
+from harness.report.box import Box, Point
 from harness.stats import Ratio
 
 WORDS = {"oom": "OOM", "failed": "failed", "not_run": "not run"}
@@ -251,7 +251,7 @@ def decomposition(v: View) -> Table:
     """Buckets of a step; the total's rate is of all of its work."""
     rows, notes = [], []
     for run, *steps in matched(v):
-        done, sides = work(run, steps[0].seq_len), []
+        done, sides = flops.step_work(run, steps[0].seq_len), []
         for d, box in zip(steps, (v.old, v.new), strict=True):
             rate = done.total_tflop / d.step_ms * 1e3 if done else None
             mfu = rate / box.gpu.bf16 if rate and box.gpu and box.gpu.bf16 else None
