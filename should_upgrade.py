@@ -19,6 +19,8 @@ common; 4 nothing usable in OLD or NEW.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -37,51 +39,41 @@ PAGE_WIDTH = 118  # columns when the output is no terminal
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
     try:
-        result = answer(args, parser)
+        result = answer(args)
     except NothingUsable as error:
         print(error, file=sys.stderr)
         return 4
+    except ValueError as error:
+        parser.error(str(error))
     if args.json:
         print(json.dumps(result, indent=2, allow_nan=False))
     else:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else PAGE_WIDTH)
         Page(result, console).show()
-    if "comparable" not in result:
+    compared = result.get("comparable")
+    if not compared or ("speed" in result and compared["common"]):
         return 0
-    if "speed" not in result:
-        hint = "no flag overrides that" if result["comparable"]["never"] else "--allow-mismatch goes on all the same"
-        print(f"not comparable; {hint}", file=sys.stderr)
-        return 3
-    if not result["comparable"]["common"]:
-        print("no length was measured on both boxes", file=sys.stderr)
-        return 3
-    return 0
+    hint = "no flag overrides that" if compared["never"] else "--allow-mismatch goes on all the same"
+    text = "no length was measured on both boxes" if "speed" in result else f"not comparable; {hint}"
+    print(text, file=sys.stderr)
+    return 3
 
 
-def answer(args: argparse.Namespace, parser: command.Parser) -> dict:
-    """The decision dict of the command line. Raises NothingUsable."""
-    options, pair = args.options, (command.PUBLISHED / "h200", command.PUBLISHED / "b200")
+def answer(args: argparse.Namespace) -> dict:
+    """The decision dict of the command line. Raises NothingUsable, or ValueError for options that lack something."""
+    pair = command.PUBLISHED / "h200", command.PUBLISHED / "b200"
     old_path, new_path = args.old or pair[0], args.new or pair[1]
     if args.project_to:
         published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
-        return decision.project(read_box(old_path), args.project_to, options, published)
-    old, new = box(old_path, options.fleet), box(new_path, options.fleet)
-    try:
-        if options.fleet and not old.sweeps and not new.sweeps:
-            return decision.fleet_only(old, new, options)
-        return decision.decide(old, new, options)
-    except ValueError as error:
-        parser.error(str(error))
+        return decision.project(read_box(old_path), args.project_to, args.options, published)
+    return decision.decide(box(old_path, args.fleet), box(new_path, args.fleet), args.options)
 
 
 def box(path: str | Path, by_name: object) -> Box:
     """A measured box; with by_name also the bare specification of a GPU by that name. Raises NothingUsable."""
     if by_name and not Path(path).exists():
-        try:
+        with contextlib.suppress(KeyError):
             gpu = gpus.by_key(str(path))
-        except KeyError:
-            pass
-        else:
             return Box(Path(), gpu.label, gpu)
     return read_box(path)
 
@@ -89,31 +81,28 @@ def box(path: str | Path, by_name: object) -> Box:
 def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     """The command line, checked; args.options is a decision.Options."""
     parser = command.Parser(__doc__)
-    add, positive, whole = parser.add_argument, command.checked(cost.positive), command.checked(_whole)
-    needs = f"{', '.join(gpus.DTYPES)}, memory=200GiB"
-    add("--needs", type=command.checked(_needs), default=(), metavar="LIST", help=needs)
-    add("--doc-len", type=whole, metavar="N", help="tokens of a document in your packed data")
-    add("--tokens", type=positive, default=1e9, metavar="N", help="size of the job that is timed (default: 1e9)")
-    add("--gpus", type=whole, metavar="N", help="GPUs of that job (default: as many as were measured)")
-    add("--project-to", type=command.checked(gpus.by_key), metavar="GPU", help="a GPU by name instead of NEW")
-    add("--fleet", type=command.checked(_fleet), metavar="OLD:NEW", help="WORKERS+HELPERS of each: 7+1:3+1")
-    base = "days of the job on that many old GPUs: 3+1=8.8"
-    add("--fleet-base", type=command.checked(_base), metavar="CREW=DAYS", help=base)
-    share = "share of linear speedup kept by more workers than the base has (default: 1)"
-    add("--scaling", type=command.checked(_share), default=1.0, metavar="S", help=share)
-    add("--json", action="store_true", help="the whole result as JSON")
+
+    def add(flag: str, convert, metavar: str, help: str, default=None) -> None:
+        parser.add_argument(flag, type=command.checked(convert), metavar=metavar, help=help, default=default)
+
+    add("--needs", _needs, "LIST", f"{', '.join(gpus.DTYPES)}, memory=200GiB", ())
+    add("--doc-len", _whole, "N", "tokens of a document in your packed data")
+    add("--tokens", cost.positive, "N", "size of the job that is timed (default: 1e9)", 1e9)
+    add("--gpus", _whole, "N", "GPUs of that job (default: as many as were measured)")
+    add("--project-to", gpus.by_key, "GPU", "a GPU by name instead of NEW")
+    add("--fleet", _fleet, "OLD:NEW", "WORKERS+HELPERS of each: 7+1:3+1")
+    add("--fleet-base", _base, "CREW=DAYS", "days of the job on that many old GPUs: 3+1=8.8")
+    add("--scaling", _share, "S", "share of linear speedup kept by more workers than the base has (default: 1)", 1.0)
+    parser.add_argument("--json", action="store_true", help="the whole result as JSON")
     args = parser.parse_args(argv)
-    ratio = parser.price_ratio(args)
+    args.price_ratio = parser.price_ratio(args)
     if args.project_to and (args.new or args.fleet):
         parser.error("--project-to takes OLD alone")
     if args.old and not args.new and not args.project_to:
         parser.error("NEW is missing: a second result folder, or --project-to GPU")
-    if args.fleet and not (ratio or args.price_old):
+    if args.fleet and not (args.price_ratio or args.price_old):
         parser.error("--fleet needs a price: --price-ratio, or --price-old and --price-new")
-    args.options = decision.Options(
-        args.price_old, args.price_new, ratio, args.needs, args.doc_len, args.tokens, args.gpus, args.allow_mismatch,
-        args.fleet, args.fleet_base, args.scaling,
-    )  # fmt: skip
+    args.options = decision.Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(decision.Options)})
     return parser, args
 
 

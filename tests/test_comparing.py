@@ -32,7 +32,7 @@ def test_the_attention_package_and_backend_may_differ():
     [
         ({"stack.torch": "2.10.0+cu129", "stack.cuda": "12.9"}, "torch: 2.10.0 and 2.13.0"),  # case 74
         ({"stack.cuda": "12.9"}, "cuda: 12.9 and 13.0"),
-        ({"stack.python": "3.11.2"}, "python: 3.11.2 and 3.12.12"),
+        ({"stack.python": "3.11.2"}, "python: 3.11 and 3.12"),
         ({"stack.transformers": "5.0.0"}, "transformers: 5.0.0 and 5.14.1"),
         ({"world_size": 4}, "number of GPUs: 4 and 8"),
         ({"flop_convention": "12*s^2"}, "FLOP convention: 12*s^2 and causal"),
@@ -139,6 +139,7 @@ WARNINGS = [
     ({"host.cpu": "Xeon"}, "host cpu differs: EPYC and Xeon"),  # case 65
     ({"host.omp_threads": 1}, "host omp_threads differs: 12 and 1"),  # case 65
     ({"gpu.driver": "560.35"}, "driver differs: 570.1 and 560.35"),  # case 74
+    ({"stack.python": "3.12.9"}, "python patch level differs: 3.12.12 and 3.12.9"),
 ]
 
 

@@ -399,7 +399,7 @@ def test_command_refuses_another_stack_and_names_every_difference(tmp_path):
     new = write(tmp_path / "two", run(run_id="b2", **other), {8192: 100.0})
     code, page, error = upgrade(old, new)
     assert code == 3 and "Are they comparable? No" in page and "--allow-mismatch" in error
-    for text in ("torch: 2.13.0 and 2.10.0", "python: 3.12.12 and 3.11.2", "recipe zero_stage: 3 and 2"):
+    for text in ("torch: 2.13.0 and 2.10.0", "python: 3.12 and 3.11", "recipe zero_stage: 3 and 2"):
         assert f"DIFFERENT {text}" in page
     code, page, _ = upgrade(old, new, "--allow-mismatch")
     assert code == 0 and "DIFFERENT torch: 2.13.0 and 2.10.0" in page and "compares that too" in page

@@ -4,20 +4,21 @@
     pair.never, pair.differences               # both empty: the figures compare the boxes and nothing else
     pair.warnings                              # true comparisons with something to know
 
-Three levels. `never`: not the same kind of machine (a MIG slice, a CPU, a torch without CUDA), no flag overrides it.
-`differences`: another stack, model, recipe, number of GPUs, FLOP convention, allocator or determinism setting, or a
-sick card: refused unless the user insists. `warnings`: hosts, links, drivers, throttling, beta kernels.
+`never`: not the same kind of machine (a MIG slice, a CPU, a torch without CUDA), no flag overrides it. `differences`:
+another stack, model, recipe, number of GPUs, FLOP convention, allocator or determinism setting, or a sick card: refused
+unless the user insists. `warnings`: hosts, links, drivers, throttling, beta kernels.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 
 from harness import flops, records
 from harness.report.box import Box, Sweep
-from harness.report.regimes import heavy, regime
 
+LONG_SHARE, SHORT_SHARE = 2 / 3, 1 / 3  # of the model FLOPs; for an 8B model about 110k and 28k tokens
 CAPPED = 0.95  # a power limit under this share of the card's rated power is a cap
 HALF_BUSY = 0.5  # under this busy share of a profiled step, the host (or a compiler) sets the pace, not the GPU
 # Config keys that say nothing about the work of a step.
@@ -31,18 +32,23 @@ _PRERELEASE = re.compile(r"\d\.?(a|b|rc|dev)\d*", re.IGNORECASE)
 class Pair:
     old: Sweep
     new: Sweep
-    never: list[str] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    never: list[str]
+    differences: list[str]
+    warnings: list[str]
 
     @property
     def common(self) -> list[int]:
         """Lengths measured on both boxes, with enough steps; a verdict uses these only."""
-        return [n for n in sorted(self.old.points) if _measured(self.old, n) and _measured(self.new, n)]
+        return sorted({*lengths(self.old, "measured")} & {*lengths(self.new, "measured")})
 
     @property
     def comparable(self) -> bool:
         return not self.never and not self.differences
+
+
+def pair(old: Box, new: Box) -> Pair | None:
+    """The best pair; null when a box has no sweep."""
+    return next(iter(pairs(old, new)), None)
 
 
 def pairs(old: Box, new: Box) -> list[Pair]:
@@ -51,42 +57,39 @@ def pairs(old: Box, new: Box) -> list[Pair]:
     The later ones matter where they are comparable too: another stack or recipe measured on both boxes.
     """
     found = []
-    for a in reversed(joined(old)):
-        for b in reversed(joined(new)):
-            never, differences, unknown = compare(a.run, b.run)
-            found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
+    for a, b in product(reversed(joined(old)), reversed(joined(new))):
+        never, differences, unknown = compare(a.run, b.run)
+        found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
+        found[-1].warnings += _warnings(old, new, found[-1])
     return sorted(found, key=lambda p: (bool(p.never), len(p.differences), -len(p.common)))
 
 
 def joined(box: Box) -> list[Sweep]:
     """The box's sweeps, those of equal configuration as one: a length counts as last measured, else as last seen."""
-    made: list[tuple[tuple, Sweep]] = []
+    made: dict[str, Sweep] = {}
     for sweep in box.sweeps:
         run = sweep.run
-        key = _facts(run), run.attention and run.attention.backend, run.gpu.name
-        before = next((s for k, s in made if k == key), None)
-        if before is None:
-            made.append((key, replace(sweep, points=dict(sweep.points), notes=list(sweep.notes))))
-            continue
-        before.points |= {n: p for n, p in sweep.points.items() if p.outcome == "measured" or not _measured(before, n)}
-        before.notes += [f"joined with {sweep.file.name}, of the same configuration: the last measured counts"]
-        before.notes += sweep.notes
-    return [s for _, s in made]
+        key = repr((sorted(_facts(run).items()), run.attention and run.attention.backend, run.gpu.name))
+        if before := made.get(key):
+            measured = lengths(before, "measured")
+            later = {n: p for n, p in sweep.points.items() if p.outcome == "measured" or n not in measured}
+            note = f"joined with {sweep.file.name}, of the same configuration: the last measured counts"
+            sweep = replace(before, points=before.points | later, notes=[*before.notes, note, *sweep.notes])
+        made[key] = sweep
+    return list(made.values())
 
 
-def pair(old: Box, new: Box) -> Pair | None:
-    """The best pair with its warnings; null when a box has no sweep."""
-    best = next(iter(pairs(old, new)), None)
-    if best:
-        best.warnings += warnings(old, new, best)
-    return best
+def matched(old: Box, new: Box) -> list[tuple[tuple[records.Run, records.Decomposition], ...]]:
+    """((run, step) of OLD, (run, step) of NEW) of every length decomposed on both boxes in comparable runs."""
+    every = product(old.decompositions, new.decompositions)
+    return [(a, b) for a, b in every if a[1].seq_len == b[1].seq_len and not any(compare(a[0], b[0])[:2])]
 
 
 def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], list[str]]:
     """(never, differences, what one side did not record) of two runs, one text each, by key."""
     never, differences, unknown = [], [], []
     a, b = _facts(old), _facts(new)
-    for key in [*a, *(k for k in b if k not in a)]:
+    for key in a | b:
         x, y = a.get(key), b.get(key)
         if x == y:
             continue
@@ -104,10 +107,30 @@ def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], l
     return never, differences, unknown
 
 
+def lengths(sweep: Sweep, *outcomes: str) -> list[int]:
+    return [n for n, p in sweep.points.items() if p.outcome in outcomes]
+
+
+def regime(attention_share: float | None) -> str:
+    """long, short (or packed: documents attend only within themselves), mixed, or unknown without FLOPs.
+
+    By attention's share of the model FLOPs, because that is what moves a speedup.
+    """
+    if attention_share is None:
+        return "unknown"
+    return "long" if attention_share > LONG_SHARE else "short" if attention_share < SHORT_SHARE else "mixed"
+
+
+def heavy(recipe: records.Recipe | None) -> bool:
+    """A recipe made for long context: at short lengths its host optimizer and recompute are most of the step."""
+    return bool(recipe and recipe.offload_optimizer and recipe.grad_checkpoint)
+
+
 def _facts(run: records.Run) -> dict:
     """What must be equal, by the name a person knows it by; null is unknown (for a MIG slice: none)."""
     facts = {"device": run.gpu.device, "MIG slice": run.gpu.name if run.gpu.mig else None}
     stack = run.stack.model_dump(exclude={"attention_package"}) | {"torch": run.stack.torch.split("+")[0]}
+    stack["python"] = ".".join(run.stack.python.split(".")[:2])  # a patch level is no other interpreter
     facts |= {name: None if version == "unknown" else version for name, version in stack.items()}
     facts |= {"number of GPUs": run.world_size, "FLOP convention": run.flop_convention}
     if run.model:
@@ -139,20 +162,20 @@ def _sick(old: Box, new: Box) -> list[str]:
     ]
 
 
-def warnings(old: Box, new: Box, pair: Pair) -> list[str]:
+def _warnings(old: Box, new: Box, pair: Pair) -> list[str]:
     """What to know about a pair that may be compared."""
-    found = []
-    for side, box, sweep in (("OLD", old, pair.old), ("NEW", new, pair.new)):
-        found += [f"{side}: {text}" for text in _one_sided(box, sweep)]
     a, b = pair.old.run, pair.new.run
+    found = [f"OLD: {text}" for text in _one_sided(old, pair.old)]
+    found += [f"NEW: {text}" for text in _one_sided(new, pair.new)]
     if a.recipe and a.recipe.offload_optimizer:
         found.append("the optimizer runs on the host (offload): the step compares the hosts too, most at short lengths")
-    if heavy(a.recipe):
-        short = [n for n in pair.common if (done := flops.step_work(a, n)) and regime(done.attention_share) == "short"]
-        if short:
-            found.append(f"a long-context recipe at short lengths ({_lengths(short)}) is overhead, not representative")
+    short = [n for n in pair.common if (done := flops.step_work(a, n)) and regime(done.attention_share) == "short"]
+    if heavy(a.recipe) and short:
+        found.append(f"a long-context recipe at short lengths ({_listed(short)}) is overhead, not representative")
     beside = [(f"host {k}", v, getattr(b.host, k)) for k, v in a.host.model_dump(exclude={"nodes"}).items()]
     beside += [("driver", a.gpu.driver, b.gpu.driver), ("links", "+".join(a.gpu.links), "+".join(b.gpu.links))]
+    if _facts(a)["python"] == _facts(b)["python"]:
+        beside.append(("python patch level", a.stack.python, b.stack.python))
     if _recorded(a) and _recorded(b):
         names = sorted({*a.environment, *b.environment} - {*_ALLOCATOR, _DETERMINISTIC})
         beside += [(k, a.environment.get(k, "unset"), b.environment.get(k, "unset")) for k in names]
@@ -182,16 +205,12 @@ def _one_sided(box: Box, sweep: Sweep) -> list[str]:
         ("a step over twice the median", lambda p: p.times_ms and max(p.times_ms) > 2 * p.median_ms),
         ("fewer than three steady steps", lambda p: p.outcome == "partial"),
     ):
-        if lengths := [n for n, p in points.items() if shown(p)]:
-            found.append(f"{text} at {_lengths(lengths)}")
+        if at := [n for n, p in points.items() if shown(p)]:
+            found.append(f"{text} at {_listed(at)}")
     found += [f"{n}: {text}" for n, p in sorted(points.items()) for text in p.warnings]
     idle = [d for _, d in box.decompositions if d.busy_share is not None and d.busy_share < HALF_BUSY]
     return found + [f"GPU busy {d.busy_share:.0%} of a step at {d.seq_len}: host-bound, or compiling" for d in idle]
 
 
-def _measured(sweep: Sweep, seq_len: int) -> bool:
-    return seq_len in sweep.points and sweep.points[seq_len].outcome == "measured"
-
-
-def _lengths(values: list[int]) -> str:
+def _listed(values: list[int]) -> str:
     return ", ".join(map(str, sorted(values)))

@@ -1,7 +1,6 @@
 """Money and time: what a million tokens cost, at which price ratio an upgrade breaks even, what a fleet needs.
 
-Prices are per GPU and hour, in any currency. With only a ratio known, the old GPU costs 1 and the new one the ratio:
-the "currency" is then the price of one old GPU-hour. The break-even price ratio of an upgrade is its speedup.
+Prices are per GPU and hour, in any currency; with only a ratio known, in the price of one old GPU-hour.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ def hours(tokens: float, tokens_per_s_per_gpu: float, gpu_count: float) -> float
 
 def outcome(speedup: Ratio, price_ratio: float) -> str:
     """wins, break-even or loses, per token. Break-even: within 2 %, or the interval spans the price ratio."""
-    if abs(speedup.value / price_ratio - 1) <= TOLERANCE:
-        return EVEN
-    if speedup.low is not None and speedup.high is not None and speedup.low <= price_ratio <= speedup.high:
+    spans = speedup.low is not None and speedup.high is not None and speedup.low <= price_ratio <= speedup.high
+    if spans or abs(speedup.value / price_ratio - 1) <= TOLERANCE:
         return EVEN
     return WINS if speedup.value > price_ratio else LOSES
 
@@ -85,13 +83,8 @@ class Fleet:
 
     def row(self, name: str, crew: Crew, price: float = 1.0, speed: float = 1.0) -> dict:
         days = self.base_days / (self.rate(crew) * speed)
-        return {
-            "fleet": name,
-            "gpus": crew.gpus,
-            "workers": crew.workers,
-            "days": days,
-            "cost": days * crew.gpus * price,
-        }
+        row = {"fleet": name, "gpus": crew.gpus, "workers": crew.workers, "days": days}
+        return row | {"cost": days * crew.gpus * price}
 
     def answer(self) -> dict:
         """Days and cost (in old GPU-days) of each fleet, and the speedups per worker at which the new one breaks even.
@@ -111,10 +104,9 @@ class Fleet:
         need = {"equal_time": self.rate(self.old) / self.rate(self.new)}
         need["equal_spend"] = need["equal_time"] * bought / self.old.gpus
         need["equal_purchase"] = self.rate(same_money) / self.rate(self.new)
-        told = {k: str(getattr(self, k)) for k in ("base", "old", "new")}
-        told |= {"price_ratio": self.price_ratio, "scaling": self.scaling, "old_gpus_for_the_price": bought}
-        measured = asdict(self.speedup) if self.speedup else None
-        return told | {"rows": rows, "needed": need, "measured_speedup": measured, "peak_ratios": self.peak_ratios}
+        told = {"base": str(self.base), "old": str(self.old), "new": str(self.new), "price_ratio": self.price_ratio}
+        told |= {"scaling": self.scaling, "old_gpus_for_the_price": bought, "rows": rows, "needed": need}
+        return told | {"measured_speedup": self.speedup and asdict(self.speedup), "peak_ratios": self.peak_ratios}
 
 
 def positive(text: str) -> float:

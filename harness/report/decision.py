@@ -9,15 +9,15 @@ Every number is finite, null is unknown. A result without "speed" was refused: t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from operator import mul
 
 from harness import flops, records, stats
 from harness.gpus import Gpu
-from harness.report import comparing, cost, fits, gate, projection, regimes, verdict
-from harness.report.box import Box, NothingUsable, Sweep
+from harness.report import comparing, cost, fits, gate, projection, verdict
+from harness.report.box import Box, NothingUsable, Point, Sweep
 from harness.report.comparing import Pair
 
 SIDES = ("old", "new")
+POINT_KEYS = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Options:
     gpus: int | None = None
     allow_mismatch: bool = False
     fleet: tuple[cost.Crew, cost.Crew] | None = None  # old, new
-    base: tuple[cost.Crew, float] | None = None  # old GPUs, and the days they take
+    fleet_base: tuple[cost.Crew, float] | None = None  # old GPUs, and the days they take
     scaling: float = 1.0
 
     @property
@@ -42,20 +42,48 @@ class Options:
 
 
 def decide(old: Box, new: Box, options: Options) -> dict:
-    """Everything that can be said about two measured boxes. Raises ValueError for a need that is none."""
-    result, pair = _opening(old, new, options), comparing.pair(old, new)
-    result["comparable"] = comparable(old, new, pair, options.allow_mismatch)
+    """Everything that can be said about two boxes; of GPUs known by name only, the gate and the fleet.
+
+    Raises ValueError for a need that is none and for a fleet whose job nothing says the length of.
+    """
+    result, pairs = _opening(old, new, options), comparing.pairs(old, new)
+    pair = pairs[0] if pairs else None
+    if options.fleet and not old.sweeps and not new.sweeps:
+        return result | {"fleet": _fleet(old, new, None, options)}
+    result["comparable"] = _comparable(old, new, pair, options.allow_mismatch)
     if not (result["comparable"]["ok"] or result["comparable"]["allowed"]):
         return result
-    result["speed"] = speed(old, new, pair)
+    result["speed"] = _speed(old, new, pairs)
     if options.doc_len:
-        result["documents"] = documents(pair, result["speed"]["buckets"], options.doc_len)
-    result["memory"] = memory(old, new, pair.old, pair.new)
-    result["money"] = money(pair, result["speed"]["points"], options)
+        result["documents"] = _documents(pair, result["speed"]["buckets"], options.doc_len)
+    result["memory"] = _memory(old, new, pair.old, pair.new)
+    result["money"] = _money(pair, result["speed"]["points"], options)
     if options.fleet:
-        result["fleet"] = fleet(old, new, pair, options)
+        result["fleet"] = _fleet(old, new, pair, options)
     result["verdict"] = verdict.verdicts(result, old.name, new.name)
     return result
+
+
+def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] | None) -> dict:
+    """The same question about a GPU that only its specification is known of. Raises NothingUsable.
+
+    published: the pair of measured boxes that the low end and the back-test come from.
+    """
+    new = Box(old.folder, target.label, target)
+    sweep = max(comparing.joined(old), key=lambda s: len(comparing.lengths(s, "measured")), default=None)
+    seen = projection.seen_ratios(*published) if published else None
+    try:
+        steps = projection.project(old, sweep, target, seen)
+    except ValueError as error:
+        raise NothingUsable(str(error)) from error
+    if not steps:
+        raise NothingUsable(f"{old.folder}: neither a measured length nor a decomposed step to project from")
+    found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}
+    found |= {"seen": asdict(seen) if seen else None, "steps": [step.as_dict() for step in steps]}
+    found["back_test"] = projection.back_test(*published, seen) if published else []
+    found["advice"], found["break_even"] = projection.advice(steps, options.ratio) if options.ratio else (None, None)
+    result = _opening(old, new, options) | {"projection": found, "memory": _memory(old, new, sweep, None)}
+    return result | {"verdict": [verdict.renting(found, options.ratio, target.label)]}
 
 
 def _opening(old: Box, new: Box, options: Options) -> dict:
@@ -65,7 +93,7 @@ def _opening(old: Box, new: Box, options: Options) -> dict:
     return {"question": question, "gate": gate.answer(old, new, options.needs)}
 
 
-def comparable(old: Box, new: Box, pair: Pair | None, allowed: bool) -> dict:
+def _comparable(old: Box, new: Box, pair: Pair | None, allowed: bool) -> dict:
     """ok, or allowed all the same, and everything that speaks against it."""
     if pair is None:
         never = [f"no sweep in {side}" for side, box in (("OLD", old), ("NEW", new)) if not box.sweeps]
@@ -81,11 +109,11 @@ def _setup(old: records.Run, new: records.Run) -> dict:
     """What was run; stack and recipe are NEW's (equal on both, unless a mismatch is allowed)."""
     attention = {side: run.attention.backend if run.attention else None for side, run in (("old", old), ("new", new))}
     recipe = new.recipe.model_dump() if new.recipe else None
-    heavy = regimes.heavy(new.recipe)
+    heavy = comparing.heavy(new.recipe)
     return {"attention": attention, "stack": new.stack.model_dump(), "recipe": recipe, "heavy_recipe": heavy}
 
 
-def speedup(pair: Pair, seq_len: int) -> stats.Ratio:
+def _speedup(pair: Pair, seq_len: int) -> stats.Ratio:
     """Tokens per second and GPU, new over old, at a common length; with an interval when both boxes have steps."""
     a, b = pair.old.points[seq_len], pair.new.points[seq_len]
     if a.times_ms and b.times_ms:
@@ -96,14 +124,14 @@ def speedup(pair: Pair, seq_len: int) -> stats.Ratio:
     return stats.Ratio(*(x if x is None else x * scale for x in (ratio.value, ratio.low, ratio.high)))
 
 
-def speed(old: Box, new: Box, pair: Pair) -> dict:
+def _speed(old: Box, new: Box, pairs: list[Pair]) -> dict:
     """Rates and speedups per length, the buckets of decomposed steps, and other stacks or recipes both boxes have."""
-    specs = projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
-    found = {"ratios": specs, "points": _points(pair, specs), "buckets": buckets(old, new, specs.get("compute"))}
+    pair, specs = pairs[0], projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
+    found = {"ratios": specs, "points": _points(pair, specs), "buckets": _buckets(old, new, specs.get("compute"))}
     fitted = {"old": fits.step_time(pair.old), "new": fits.step_time(pair.new)}
     found["fit"] = {side: asdict(f) if f else None for side, f in fitted.items()}
     found["others"], seen = [], [_setup(pair.old.run, pair.new.run)]
-    for other in comparing.pairs(old, new):  # a line of its own for each, never mixed with the main one
+    for other in pairs:  # a line of its own for each, never mixed with the main one
         setup = _setup(other.old.run, other.new.run)
         if other.comparable and other.common and setup not in seen:
             seen.append(setup)
@@ -119,45 +147,39 @@ def _points(pair: Pair, specs: dict) -> list[dict]:
         done = flops.step_work(pair.new.run, n) or flops.step_work(pair.old.run, n)
         row = {"seq_len": n, "attention_share": done.attention_share if done else None}
         for side, sweep in (("old", pair.old), ("new", pair.new)):
-            p, rate = sweep.points.get(n), None
-            if p and p.median_ms:
-                rate = fits.tokens(sweep.run, n) / p.median_ms * 1e3
-            names = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error")
-            row[side] = {k: getattr(p, k) if p else None for k in names} | {"tokens_per_s_per_gpu": rate}
-            row[side]["outcome"] = p.outcome if p else "not_run"
+            p = sweep.points.get(n, Point(n, "not_run"))
+            rate = fits.tokens(sweep.run, n) / p.median_ms * 1e3 if p.median_ms else None
+            row[side] = {k: getattr(p, k) for k in POINT_KEYS} | {"tokens_per_s_per_gpu": rate}
         row |= {"speedup": None, "position": None}
         if n in pair.common:
-            ratio = speedup(pair, n)
+            ratio = _speedup(pair, n)
             row["speedup"] = asdict(ratio) | {"significant": ratio.significant}
             row["position"] = (ratio.value - low) / (high - low) if low and high > low else None
         rows.append(row)
     return rows
 
 
-def buckets(old: Box, new: Box, compute: float | None) -> list[dict]:
+def _buckets(old: Box, new: Box, compute: float | None) -> list[dict]:
     """Decomposed steps that both boxes have in comparable runs, the fastest per token first: ratio of every bucket.
 
     holds_back: the bucket that costs the most time over what it would take at the compute ratio.
     """
     rows = []
-    for run, a in old.decompositions:
-        for other, b in new.decompositions:
-            if any(comparing.compare(run, other)[:2]) or a.seq_len != b.seq_len:
-                continue
-            split = "full" if a.full and b.full else "two"
-            before, after = ({x.name: x.ms for x in getattr(d, split)} for d in (a, b))
-            lost = {k: after.get(k, 0) - ms / compute for k, ms in before.items()} if compute else {}
-            done = flops.step_work(run, a.seq_len)
-            row = {"seq_len": a.seq_len, "old_ms": a.step_ms, "new_ms": b.step_ms, "speedup": a.step_ms / b.step_ms}
-            row |= {"work": asdict(done) if done else None, "attention_share": done.attention_share if done else None}
-            row["ratios"] = {k: ms / after[k] if after.get(k) else None for k, ms in before.items()}
-            row["share_of_new_step"] = {k: ms / b.step_ms for k, ms in after.items()}
-            row["holds_back"] = max(lost, key=lost.get) if lost and max(lost.values()) > 0 else None
-            rows.append(row | _setup(run, other))
+    for (run, a), (other, b) in comparing.matched(old, new):
+        split = "full" if a.full and b.full else "two"
+        before, after = ({x.name: x.ms for x in getattr(d, split)} for d in (a, b))
+        lost = {k: after.get(k, 0) - ms / compute for k, ms in before.items()} if compute else {}
+        done = flops.step_work(run, a.seq_len)
+        row = {"seq_len": a.seq_len, "old_ms": a.step_ms, "new_ms": b.step_ms, "speedup": a.step_ms / b.step_ms}
+        row |= {"work": asdict(done) if done else None, "attention_share": done.attention_share if done else None}
+        row["ratios"] = {k: ms / after[k] if after.get(k) else None for k, ms in before.items()}
+        row["share_of_new_step"] = {k: ms / b.step_ms for k, ms in after.items()}
+        row["holds_back"] = max(lost, key=lost.get) if lost and max(lost.values()) > 0 else None
+        rows.append(row | _setup(run, other))
     return sorted(rows, key=lambda row: row["new_ms"] / row["seq_len"])
 
 
-def documents(pair: Pair, steps: list[dict], doc_len: int) -> dict:
+def _documents(pair: Pair, steps: list[dict], doc_len: int) -> dict:
     """The speedup of documents of doc_len tokens packed into the longest common length, by two independent ways.
 
     decomposed: each box's attention and remaining rates at a decomposed step, weighed by the packed FLOPs (small
@@ -166,42 +188,42 @@ def documents(pair: Pair, steps: list[dict], doc_len: int) -> dict:
     seq_len = max([doc_len, *pair.common])
     packed = flops.step_work(pair.old.run, seq_len, doc_len)
     share = packed.attention_share if packed else None
-    found = {"doc_len": doc_len, "seq_len": seq_len, "attention_share": share, "regime": regimes.regime(share)}
+    found = {"doc_len": doc_len, "seq_len": seq_len, "attention_share": share, "regime": comparing.regime(share)}
     found |= {"decomposed": None, "fitted": None}
     step = next((s for s in steps if s["work"] and not s["heavy_recipe"] and "attention" in s["ratios"]), None)
     if packed and step:
-        attention = step["new_ms"] * step["share_of_new_step"]["attention"]
-        new_ms = attention, step["new_ms"] - attention
-        old_ms = attention * step["ratios"]["attention"], step["old_ms"] - attention * step["ratios"]["attention"]
-        scale = [getattr(packed, k) / step["work"][k] for k in ("attention_tflop", "dense_tflop")]
-        found["decomposed"] = sum(map(mul, old_ms, scale)) / sum(map(mul, new_ms, scale))
+        new_attention = step["new_ms"] * step["share_of_new_step"]["attention"]
+        old_attention = new_attention * step["ratios"]["attention"]
+        more_attention = packed.attention_tflop / step["work"]["attention_tflop"]
+        more_dense = packed.dense_tflop / step["work"]["dense_tflop"]
+        old_ms = old_attention * more_attention + (step["old_ms"] - old_attention) * more_dense
+        found["decomposed"] = old_ms / (new_attention * more_attention + (step["new_ms"] - new_attention) * more_dense)
     a, b = fits.step_time(pair.old), fits.step_time(pair.new)
     if packed and a and b:
         found["fitted"] = sum(a.parts_ms(packed).values()) / sum(b.parts_ms(packed).values())
     return found
 
 
-def memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None) -> dict:
+def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None) -> dict:
     """What fits only on NEW, measured; and the largest lengths by the fit, for the usable and for all of the memory.
 
     A box without a sweep (a projection) is given the other's line: peaks hardly depend on the GPU.
     """
-    found, ran = {"usable_share": fits.USABLE_SHARE}, {}
-    old_line = fits.memory_line(old_sweep) if old_sweep else None
+    found, ran = {"usable_share": fits.USABLE_SHARE}, []
     for side, box, sweep in (("old", old, old_sweep), ("new", new, new_sweep)):
-        line, capacity = fits.memory_line(sweep) if sweep else old_line, gate.capacity_gib(box, sweep)
-        points = sweep.points if sweep else {}
-        ran[side] = [n for n, p in points.items() if p.outcome in ("measured", "partial")]
+        source, capacity = sweep or old_sweep, gate.capacity_gib(box, sweep)
+        line = fits.memory_line(source) if source else None
+        ran = comparing.lengths(sweep, "measured", "partial") if sweep else []
         row = {"capacity_gib": capacity, "fit": asdict(line) if line else None}
-        row |= {"largest_measured": max(ran[side], default=None)}
-        row["out_of_memory"] = [n for n, p in points.items() if p.outcome == "oom"]
+        row |= {"largest_measured": max(ran, default=None)}
+        row["out_of_memory"] = comparing.lengths(sweep, "oom") if sweep else []
         for name, share in (("largest_usable", fits.USABLE_SHARE), ("largest_all", 1)):
             row[name] = line.largest(capacity * share) if line and capacity else None
         found[side] = row
-    return found | {"only_new": [n for n in found["old"]["out_of_memory"] if n in ran["new"]]}
+    return found | {"only_new": [n for n in found["old"]["out_of_memory"] if n in ran]}
 
 
-def money(pair: Pair, points: list[dict], options: Options) -> dict:
+def _money(pair: Pair, points: list[dict], options: Options) -> dict:
     """Cost per million tokens, break-even price ratio and hours of the job, per common length."""
     ratio, gpu_count = options.ratio, options.gpus or pair.new.run.world_size
     prices = (options.price_old, options.price_new) if options.price_old else (1.0, ratio)
@@ -221,46 +243,17 @@ def money(pair: Pair, points: list[dict], options: Options) -> dict:
     return {"price_ratio": ratio, "unit": unit, "tokens": options.tokens, "gpus": gpu_count, "points": rows}
 
 
-def fleet(old: Box, new: Box, pair: Pair | None, options: Options) -> dict:
+def _fleet(old: Box, new: Box, pair: Pair | None, options: Options) -> dict:
     """Two fleets and one job; options.fleet and a price are needed. Measured boxes give the speedup at their longest
-    common length, and the job's days when options.base does not; without them the ratios of the specifications are
-    bounds, not expectations. Raises ValueError when nothing says how long the job takes."""
-    gain, base = None, options.base
+    common length, and the job's days when options.fleet_base does not; without them the ratios of the specifications
+    are bounds, not expectations."""
+    gain, base = None, options.fleet_base
     if pair and pair.common:
         longest, run = pair.common[-1], pair.old.run
-        gain, rate = speedup(pair, longest), fits.tokens(run, longest) / pair.old.points[longest].median_ms * 1e3
+        gain, rate = _speedup(pair, longest), fits.tokens(run, longest) / pair.old.points[longest].median_ms * 1e3
         base = base or (cost.Crew(run.world_size), cost.hours(options.tokens, rate, run.world_size) / 24)
     if base is None:
         raise ValueError("how long does the job take now? Give --fleet-base, such as 3+1=8.8")
     specs = projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
     peaks = {name: specs[name] for name in ("compute", "bandwidth") if specs.get(name)}
     return cost.Fleet(*base, *options.fleet, options.ratio, peaks, options.scaling, gain).answer()
-
-
-def fleet_only(old: Box, new: Box, options: Options) -> dict:
-    """Of GPUs that only their names are given of."""
-    return _opening(old, new, options) | {"fleet": fleet(old, new, None, options)}
-
-
-def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] | None) -> dict:
-    """The same question about a GPU that only its specification is known of. Raises NothingUsable.
-
-    published: the pair of measured boxes that the low end and the back-test come from.
-    """
-    new = Box(old.folder, target.label, target)
-    sweep = max(
-        comparing.joined(old), key=lambda s: sum(p.outcome == "measured" for p in s.points.values()), default=None
-    )
-    seen = projection.seen_ratios(*published) if published else None
-    try:
-        steps = projection.project(old, sweep, target, seen)
-    except ValueError as error:
-        raise NothingUsable(str(error)) from error
-    if not steps:
-        raise NothingUsable(f"{old.folder}: neither a measured length nor a decomposed step to project from")
-    found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}
-    found |= {"seen": asdict(seen) if seen else None, "steps": [step.as_dict() for step in steps]}
-    found["back_test"] = projection.back_test(*published, seen) if published else []
-    found["advice"], found["break_even"] = projection.advice(steps, options.ratio) if options.ratio else (None, None)
-    result = _opening(old, new, options) | {"projection": found, "memory": memory(old, new, sweep, None)}
-    return result | {"verdict": [verdict.renting(found, options.ratio, target.label)]}

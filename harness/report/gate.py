@@ -17,8 +17,7 @@ NO_SOFTWARE = "nothing to install"  # what memory needs of it
 
 def parse_need(text: str) -> tuple[str, float | None]:
     """("fp4", None) or ("memory", GiB). Raises ValueError with what is allowed."""
-    match = re.fullmatch(r"memory=(\d+(?:\.\d+)?)(GiB|GB)?", text, re.IGNORECASE)
-    if match:
+    if match := re.fullmatch(r"memory=(\d+(?:\.\d+)?)(GiB|GB)?", text, re.IGNORECASE):
         return "memory", float(match[1]) * (GIB_PER_GB if (match[2] or "").lower() == "gb" else 1)
     if text not in DTYPES:
         raise ValueError(f'"{text}" is not a need: one of {", ".join(DTYPES)}, or memory=200GiB')
@@ -27,28 +26,28 @@ def parse_need(text: str) -> tuple[str, float | None]:
 
 def answer(old: Box, new: Box, needs: tuple[str, ...]) -> dict:
     """What OLD cannot do at all. `decides`: upgrade, beware (silicon only, so far), neither, or no (speed decides)."""
-    only_new = [d for d in DTYPES if _silicon(old, d) is False and _silicon(new, d)]
     answers = []
     for need, gib in map(parse_need, needs):
-        if need == "memory":
-            can = [_holds(box, gib) for box in (old, new)]
-            stack = NO_SOFTWARE
-        else:
-            can = [_silicon(box, need) for box in (old, new)]
-            stack = _stack_runs(new, need)
-        if can[1] is False:
-            decides = "neither" if can[0] is False else "no"
-        elif can[0] is not False or can[1] is None:
+        old_can, new_can = _can(old, need, gib), _can(new, need, gib)
+        stack = NO_SOFTWARE if gib else _stack_runs(new, need)
+        if old_can is not False or new_can is None:
             decides = "no"
+        elif not new_can:
+            decides = "neither"
         else:
-            decides = "upgrade" if stack == NO_SOFTWARE or stack.startswith("runs") else "beware"
+            decides = "upgrade" if gib or stack.startswith("runs") else "beware"
         name = f"memory {gib:.0f} GiB" if gib else need
-        answers.append({"need": name, "old_can": can[0], "new_can": can[1], "new_stack": stack, "decides": decides})
+        answers.append({"need": name, "old_can": old_can, "new_can": new_can, "new_stack": stack, "decides": decides})
+    only_new = [d for d in DTYPES if _can(old, d) is False and _can(new, d)]
     return {"only_new": only_new, "needs": answers}
 
 
-def _silicon(box: Box, dtype: str) -> bool | None:
-    return None if box.gpu is None else dtype not in box.gpu.unsupported
+def _can(box: Box, need: str, gib: float | None = None) -> bool | None:
+    """Whether the silicon does; null when its kind or its memory is not known."""
+    if gib:
+        capacity = capacity_gib(box)
+        return None if capacity is None else gib <= capacity
+    return None if box.gpu is None else need not in box.gpu.unsupported
 
 
 def _stack_runs(box: Box, dtype: str) -> str:
@@ -64,11 +63,6 @@ def _stack_runs(box: Box, dtype: str) -> str:
 def capacity_gib(box: Box, sweep: Sweep | None = None) -> float | None:
     runs = [sweep.run] if sweep else [s.run for s in box.sweeps]
     return next((r.gpu.memory_gib for r in runs if r.gpu.memory_gib), box.gpu.memory_gb if box.gpu else None)
-
-
-def _holds(box: Box, gib: float) -> bool | None:
-    capacity = capacity_gib(box)
-    return None if capacity is None else gib <= capacity
 
 
 def ceilings(old: Box, new: Box) -> dict:

@@ -3,11 +3,9 @@
     steps = projection.project(box, sweep, target, seen)     # harness.gpus.Gpu; seen = projection.seen_ratios(...)
     table = projection.back_test(old_box, new_box, seen)     # the same, against a box that was measured
 
-Attention and matmul follow the dense bf16 peaks, other compute and the optimizer the memory bandwidths, exposed
-communication the NVLink rates; copies (no host link is known: 1.0), idle and fixed time do not change. The high end
-has everything at the ratio of the specifications. The low end has compute at what published pairs reached of it: a
-ratio r of the peaks became r**k, k = log(measured) / log(peaks), one k for attention and one for everything else, so
-that equal peaks stay equal.
+The high end has every part at the ratio of the specifications that it follows. The low end has compute at what
+published pairs reached of it: a ratio r of the peaks became r**k, k = log(measured) / log(peaks), one k for attention
+and one for everything else, so that equal peaks stay equal.
 """
 
 from __future__ import annotations
@@ -15,20 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from harness import flops, records
+from harness import flops
 from harness.gpus import Gpu
 from harness.report import comparing, fits
 from harness.report.box import Box, Sweep
 
-FOLLOWS = {
-    "attention": "compute",
-    "matmul": "compute",
-    "dense": "compute",
-    "everything else": "compute",
-    "other_compute": "bandwidth",
-    "optimizer": "bandwidth",
-    "exposed_communication": "link",
-}  # every other bucket (copies, idle, fixed) stays as it is
+# Dense bf16 peaks, memory bandwidths, NVLink rates. The rest stays: copies (no host link is known), idle, fixed time.
+FOLLOWS = dict.fromkeys(("attention", "matmul", "dense", "everything else"), "compute")
+FOLLOWS |= {"other_compute": "bandwidth", "optimizer": "bandwidth", "exposed_communication": "link"}
 
 
 @dataclass(frozen=True)
@@ -85,18 +77,12 @@ def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
 def seen_ratios(old: Box, new: Box) -> Seen | None:
     """From the first step that both boxes have decomposed into attention and everything else; null if there is none."""
     compute = spec_ratios(old.gpu, new.gpu)["compute"] if new.gpu else None
-    if not compute or compute == 1:
+    steps = comparing.matched(old, new)
+    if not steps or not compute or compute == 1:
         return None
-    for run, a in old.decompositions:
-        if b := _same_step(new, run, a):
-            before, after = ({x.name: x.ms for x in d.two} for d in (a, b))
-            k = {name: math.log(before[name] / after[name]) / math.log(compute) for name in before}
-            return Seen(k["attention"], k["everything else"], f"{old.name} to {new.name} at {a.seq_len}")
-    return None
-
-
-def _same_step(box: Box, run: records.Run, step: records.Decomposition) -> records.Decomposition | None:
-    return next((d for r, d in box.decompositions if r.recipe == run.recipe and d.seq_len == step.seq_len), None)
+    before, after = ({x.name: x.ms for x in step.two} for _, step in steps[0])
+    k = {name: math.log(before[name] / after[name]) / math.log(compute) for name in before}
+    return Seen(k["attention"], k["everything else"], f"{old.name} to {new.name} at {steps[0][0][1].seq_len}")
 
 
 def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> list[Projected]:
@@ -105,38 +91,32 @@ def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> li
     Raises ValueError when the compute or bandwidth ratio is not known: there is nothing to project with.
     """
     ratios = spec_ratios(box.gpu, target)
-    missing = [name for name in ("compute", "bandwidth") if ratios[name] is None]
-    if missing:
+    if missing := [name for name in ("compute", "bandwidth") if ratios[name] is None]:
         raise ValueError(f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with")
     steps = []
-    for point in sweep.points.values() if sweep else ():
-        ms = point.median_ms
-        if point.outcome == "measured" and ms:
-            parts, basis = _split(box, sweep, point.seq_len, ms)
-            if parts:
-                steps.append(Projected("sweep", point.seq_len, ms, _scaled(parts, ratios, seen), basis))
+    for n in comparing.lengths(sweep, "measured") if sweep else ():
+        if parts := _split(box, sweep, n):
+            steps.append(("sweep", n, sweep.points[n].median_ms, *parts))
     for _, d in box.decompositions:
-        buckets = {x.name: x.ms for x in d.full or d.two}
-        basis = "its buckets" if d.full else "two buckets"
-        steps.append(Projected("decomposed step", d.seq_len, d.step_ms, _scaled(buckets, ratios, seen), basis))
-    return steps
+        parts = {x.name: x.ms for x in d.full or d.two}
+        steps.append(("decomposed step", d.seq_len, d.step_ms, parts, "its buckets" if d.full else "two buckets"))
+    return [Projected(what, n, ms, _scaled(parts, ratios, seen), basis) for what, n, ms, parts, basis in steps]
 
 
-def _split(box: Box, sweep: Sweep, seq_len: int, ms: float) -> tuple[dict[str, float], str]:
-    """The step's ms by part, by the best source there is, and which one it is."""
-    for run, d in box.decompositions:
-        if run.recipe == sweep.run.recipe and d.seq_len == seq_len and d.full:
-            return {x.name: x.ms * ms / d.step_ms for x in d.full}, "its decomposition"
-    done = flops.step_work(sweep.run, seq_len)
-    if done is None:
-        return {}, "the model's FLOPs are not known"
-    fit = fits.step_time(sweep)
-    if fit:
+def _split(box: Box, sweep: Sweep, seq_len: int) -> tuple[dict[str, float], str] | None:
+    """The step's ms by part, by the best source there is, and which one it is; null without any."""
+    done, fit = flops.step_work(sweep.run, seq_len), fits.step_time(sweep)
+    same = [d for r, d in box.decompositions if r.recipe == sweep.run.recipe and d.seq_len == seq_len and d.full]
+    if same:
+        parts, basis = {x.name: x.ms for x in same[0].full}, "its decomposition"
+    elif not done:
+        return None
+    elif fit:
         parts, basis = fit.parts_ms(done), "a fit: fixed, dense, attention"
     else:
         parts = {"attention": done.attention_tflop, "dense": done.dense_tflop}
         basis = "FLOP shares, nothing fixed"
-    scale = ms / sum(parts.values())
+    scale = sweep.points[seq_len].median_ms / sum(parts.values())
     return {name: value * scale for name, value in parts.items()}, basis
 
 
@@ -144,8 +124,7 @@ def _scaled(parts: dict[str, float], ratios: dict[str, float | None], seen: Seen
     scaled = []
     for name, ms in parts.items():
         follows = FOLLOWS.get(name)
-        ratio = (ratios[follows] if follows else None) or 1.0
-        reached = ratio
+        ratio = reached = (ratios[follows] if follows else None) or 1.0
         if follows == "compute" and seen:
             reached = ratio ** (seen.attention if name == "attention" else seen.everything_else)
         scaled.append(Part(name, ms, follows, min(ratio, reached), max(ratio, reached)))
@@ -160,9 +139,8 @@ def back_test(old: Box, new: Box, seen: Seen | None) -> list[dict]:
     """
     pair = comparing.pair(old, new)
     measured_ms = {str(n): pair.new.points[n].median_ms for n in pair.common} if pair else {}
-    for run, d in old.decompositions:
-        if same := _same_step(new, run, d):
-            measured_ms.setdefault(f"{d.seq_len} (decomposed)", same.step_ms)
+    for _, (_, step) in comparing.matched(old, new):
+        measured_ms.setdefault(f"{step.seq_len} (decomposed)", step.step_ms)
     rows = []
     for step in project(old, pair.old if pair else None, new.gpu, seen):
         if new_ms := measured_ms.pop(step.label, None):

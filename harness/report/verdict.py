@@ -5,9 +5,28 @@ Only lengths measured on both boxes count. Each function takes the dict of decis
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from harness.report import cost
-from harness.report.regimes import NAMES, regime
+from harness.report.comparing import regime
 from harness.stats import Ratio
+
+NAMES = {
+    "long": "Long context, one document a sequence",
+    "mixed": "In between",
+    "short": "Short or packed",
+    "unknown": "All lengths (the model's FLOPs are not known)",
+}
+ADVICE = {
+    "not worth renting": "Not worth renting",
+    "rent": "Rent one and measure",
+    "likely buy": "Likely a buy, rent one to confirm",
+}
+SIDES = {
+    "around": "break-even lies inside the range",
+    "over": "it pays even at the low end",
+    "under": "it loses even at the high end",
+}
 
 
 def verdicts(result: dict, old: str, new: str) -> list[dict]:
@@ -18,17 +37,16 @@ def verdicts(result: dict, old: str, new: str) -> list[dict]:
         found.append(_verdict("comparability", None, text, None, "an equal stack, model and recipe on both boxes"))
     found += [_need(answer, old, new) for answer in result["gate"]["needs"] if answer["decides"] != "no"]
     evidence = {name: _evidence(name, result) for name in NAMES}
-    own = result.get("documents", {}).get("regime")
     for name, (ratios, basis) in evidence.items():
         if ratios:
             row = _regime(name, ratios, basis, result, old, new)
         elif name in ("long", "short") and not evidence["unknown"][0]:
             share = "over two thirds" if name == "long" else "under one third"
-            row = _verdict(name, None, f"{NAMES[name]}: no common length has attention {share} of the FLOPs.", None,
-                           "measuring one")  # fmt: skip
+            text = f"{NAMES[name]}: no common length has attention {share} of the FLOPs."
+            row = _verdict(name, None, text, None, "measuring one")
         else:
             continue
-        found.append(row | {"yours": own == name})
+        found.append(row | {"yours": result.get("documents", {}).get("regime") == name})
     return found
 
 
@@ -37,26 +55,18 @@ def renting(projection: dict, price: float | None, target: str) -> dict:
     steps, advice, sides = projection["steps"], projection["advice"], projection["break_even"]
     low, high = min(s["low"] for s in steps), max(s["high"] for s in steps)
     reach = f"{target} is projected at {between(low, high)} the speed"
-    if price is None:
-        sentence, change = f"{reach}; whether renting one pays depends on its price.", "--price-ratio"
-    elif advice == "not worth renting":
-        sentence = f"Not worth renting: {reach}, and even the best of it is below {price:.2f}x the price."
-        change = f"a price ratio under {high:.2f}"
-    elif advice == "rent":
-        sentence = f"Rent one and measure: {reach} for {price:.2f}x the price; break-even lies inside the range"
-        change = "the measurement, which alone tells the side of break-even"
-    else:
-        sentence = f"Likely a buy, rent one to confirm: {reach} for {price:.2f}x the price; it pays even at the low end"
-        change = f"a price ratio over {min(s['low'] for s in steps if s['label'] in sides['over']):.2f}"
-    if advice in ("rent", "likely buy"):
-        others = (("under", "it loses even at the high end"), ("over", "it pays even at the low end"))
-        rest = [
-            f"; {text} at {', '.join(sides[k])}"
-            for k, text in others
-            if sides[k] and (advice, k) != ("likely buy", "over")
-        ]
-        sentence += f" at {', '.join(sides['around'] or sides['over'])}{''.join(rest)}."
     decided_by = {"figure": "projected speedup", "low": low, "high": high, "price_ratio": price}
+    if price is None:
+        sentence = f"{reach}; whether renting one pays depends on its price."
+        return _verdict("renting", None, sentence, decided_by, "--price-ratio")
+    where = "; ".join(f"{text} at {', '.join(sides[side])}" for side, text in SIDES.items() if sides[side])
+    sentence = f"{ADVICE[advice]}: {reach} for {price:.2f}x the price; {where}."
+    if advice == "rent":
+        change = "the measurement, which alone tells the side of break-even"
+    elif advice == "likely buy":
+        change = f"a price ratio over {min(s['low'] for s in steps if s['label'] in sides['over']):.2f}"
+    else:
+        change = f"a price ratio under {high:.2f}"
     return _verdict("renting", advice, sentence, decided_by, change)
 
 
@@ -82,50 +92,48 @@ def _need(answer: dict, old: str, new: str) -> dict:
 
 def _evidence(name: str, result: dict) -> tuple[dict[int, Ratio], str]:
     """Speedup per length of a regime, and what it was measured on. Short context wants a recipe made for it."""
-    sweeps = [(s["heavy_recipe"], s["points"], "measured") for s in result["speed"]["others"]]
-    sweeps.insert(0, (result["comparable"]["heavy_recipe"], result["speed"]["points"], "measured"))
-    if name != "short":
-        return _ratios(name, sweeps[0][1]), "measured"
-    steps = [b | {"speedup": {"value": b["speedup"], "low": None, "high": None}} for b in result["speed"]["buckets"]]
-    basis = "the decomposed step, without offload or recompute"
-    for heavy, points, source in [*sweeps, *((s["heavy_recipe"], [s], basis) for s in steps)]:
-        if not heavy and (ratios := _ratios(name, points)):
-            return ratios, source
-    return _ratios(name, sweeps[0][1]), "measured in a recipe made for long context, so not representative"
-
-
-def _ratios(name: str, points: list[dict]) -> dict[int, Ratio]:
-    return {p["seq_len"]: ratio(p["speedup"]) for p in points if p["speedup"] and regime(p["attention_share"]) == name}
+    main = {"heavy_recipe": result["comparable"]["heavy_recipe"], "points": result["speed"]["points"]}
+    sources = [(main["points"], "measured")]
+    if name == "short":
+        light = [s["points"] for s in (main, *result["speed"]["others"]) if not s["heavy_recipe"]]
+        steps = [b | {"speedup": asdict(Ratio(b["speedup"]))} for b in result["speed"]["buckets"]]
+        sources = [(points, "measured") for points in light]
+        sources += [([s], "the decomposed step, without offload or recompute") for s in steps if not s["heavy_recipe"]]
+        sources.append((main["points"], "measured in a recipe made for long context, so not representative"))
+    for points, basis in sources:
+        usable = [p for p in points if p["speedup"] and regime(p["attention_share"]) == name]
+        if usable:
+            return {p["seq_len"]: ratio(p["speedup"]) for p in usable}, basis
+    return {}, ""
 
 
 def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict, old: str, new: str) -> dict:
     price, values = result["money"]["price_ratio"], [r.value for r in ratios.values()]
-    speed = f"{between(min(values), max(values))} the speed ({basis})"
+    low, high = min(values), max(values)
+    speed = f"{between(low, high)} the speed ({basis})"
     wins_under = min(min(r.low or r.value, r.value / (1 + cost.TOLERANCE)) for r in ratios.values())
     loses_over = max(max(r.high or r.value, r.value / (1 - cost.TOLERANCE)) for r in ratios.values())
     change = f"a price ratio under {wins_under:.2f} (it wins) or over {loses_over:.2f} (it loses)"
     outcomes = {n: cost.outcome(r, price) for n, r in ratios.items()} if price else {}
     kinds = sorted(set(outcomes.values()))
-    if not price:
-        outcome, text = None, f"{speed}, so it pays up to that price ratio"
-    elif len(kinds) > 1:
-        outcome = "depends"
+    outcome = None if not price else kinds[0] if len(kinds) == 1 else "depends"
+    if outcome is None:
+        text = f"{speed}, so it pays up to that price ratio"
+    elif outcome == "depends":
         parts = [f"{k} at {', '.join(str(n) for n in outcomes if outcomes[n] == k)}" for k in kinds]
         text = f"{'; '.join(parts)}: {speed} for {price:.2f}x the price"
     else:
-        outcome, extra = kinds[0], [price / v - 1 for v in values]
         text = f"{outcome}: {speed} for {price:.2f}x the price, "
         if outcome == cost.EVEN:
-            text += f"the same per token{_tie(result, list(ratios)[-1], old, new)}"
+            text += f"the same per token{_tie(result, max(ratios), old, new)}"
         elif outcome == cost.WINS:
-            text += f"{between(-max(extra), -min(extra), '{:.0%}')} less per token"
+            text += f"{between(1 - price / low, 1 - price / high, '{:.0%}')} less per token"
         else:
-            text += f"{between(min(extra), max(extra), '{:.0%}')} more per token"
-            change = f"a price ratio of {between(min(values), max(values), '{:.2f}')} (break-even){_held(name, result)}"
-    change += _packed(name, result)
-    lengths = between(min(ratios), max(ratios), "{:d}")
-    decided_by = {"figure": "speedup", "low": min(values), "high": max(values), "price_ratio": price}
-    return _verdict(name, outcome, f"{NAMES[name]} ({lengths} tokens): {text}.", decided_by, change)
+            text += f"{between(price / high - 1, price / low - 1, '{:.0%}')} more per token"
+            change = f"a price ratio of {between(low, high, '{:.2f}')} (break-even){_held(name, result)}"
+    sentence = f"{NAMES[name]} ({between(min(ratios), max(ratios), '{:d}')} tokens): {text}."
+    decided_by = {"figure": "speedup", "low": low, "high": high, "price_ratio": price}
+    return _verdict(name, outcome, sentence, decided_by, change + _packed(name, result))
 
 
 def _tie(result: dict, seq_len: int, old: str, new: str) -> str:
@@ -150,7 +158,7 @@ def _held(name: str, result: dict) -> str:
 def _packed(name: str, result: dict) -> str:
     """Short documents in a long sequence have large matmuls, which a short step has not."""
     d = result.get("documents")
-    if not d or d["regime"] != name or name != "short" or not d["fitted"]:
+    if not d or name != "short" or d["regime"] != "short" or not d["fitted"]:
         return ""
     return f"; or packing: in {d['seq_len']} tokens the sweep's fit expects {d['fitted']:.2f}x (DOC_LEN measures it)"
 
