@@ -111,3 +111,8 @@ def start_sweep(tmp_path):
     yield start
     for sweep in started:
         sweep.kill()
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    return sys.executable
