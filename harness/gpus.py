@@ -16,8 +16,10 @@ import functools
 import math
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
+
+from pydantic.dataclasses import dataclass
 
 DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
 
@@ -25,7 +27,7 @@ DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
 _MEMORY_FIT = (0.88, 1.06)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config={"extra": "forbid"})
 class Ceiling:
     """The best matmul anyone published for a dtype. `tflops` without sparsity; `shape` is M, N, K."""
 
@@ -34,49 +36,40 @@ class Ceiling:
     torch: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, config={"extra": "forbid"})
 class Gpu:
     """Rates are dense TFLOPS per GPU; None is unknown, and also what is in `unsupported`: the silicon cannot do it."""
 
     key: str
     label: str
     names: tuple[str, ...]
-    capability: tuple[int, int] | None
-    bf16: float | None
-    fp8: float | None
-    fp6: float | None
-    fp4: float | None
-    nvfp4: float | None
+    aliases: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    bf16: float | None = None
+    fp8: float | None = None
+    fp6: float | None = None
+    fp4: float | None = None
+    nvfp4: float | None = None
     unsupported: frozenset[str]  # dtypes, or "nvlink"
     memory_gb: float  # marketed
-    bandwidth_tb_s: float | None
-    nvlink_gb_s: float | None  # both directions
-    power_w: float | None
-    ceilings: dict[str, Ceiling]  # by dtype
+    bandwidth_tb_s: float | None = None
+    nvlink_gb_s: float | None = None  # both directions
+    power_w: float | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)  # by dtype
     source: str
-    aliases: tuple[str, ...] = ()
 
 
 @functools.cache
 def load() -> dict[str, Gpu]:
-    """Every GPU of gpus.toml by its key. Raises TypeError or KeyError when the file has a wrong or a missing key."""
+    """Every GPU of gpus.toml by its key. Raises TypeError or ValueError when the file has a wrong or missing key."""
     table = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
-    return {key: _gpu(key, dict(row)) for key, row in table.items()}
+    return {key: _gpu(key, **row) for key, row in table.items()}
 
 
-def _gpu(key: str, row: dict) -> Gpu:
-    numbers = {f: row.pop(f, None) for f in (*DTYPES, "bandwidth_tb_s", "nvlink_gb_s", "power_w")}
-    capability, ceilings = row.pop("capability", None), row.pop("ceilings", {})
-    return Gpu(
-        key=key,
-        names=tuple(row.pop("names")),
-        aliases=tuple(row.pop("aliases", ())),
-        capability=capability and tuple(capability),
-        unsupported=frozenset(f.removesuffix("_gb_s") for f, value in numbers.items() if value is False),
-        ceilings={d: Ceiling(c["tflops"], tuple(c["shape"]), c["torch"]) for d, c in ceilings.items()},
-        **{f: None if value is False else value for f, value in numbers.items()},
-        **row,
-    )
+def _gpu(key: str, dense: dict, board: dict, **row) -> Gpu:
+    figures = dense | board
+    cannot = [name.removesuffix("_gb_s") for name, value in figures.items() if value is False]
+    return Gpu(key=key, unsupported=cannot, **{name: value or None for name, value in figures.items()}, **row)
 
 
 def identify(name: str, capability: tuple[int, int] | None = None, memory_gib: float | None = None) -> Gpu | None:
@@ -90,13 +83,11 @@ def identify(name: str, capability: tuple[int, int] | None = None, memory_gib: f
 
 def by_key(text: str) -> Gpu:
     """The GPU a person means by "B200", "h200-sxm", "RTX PRO 6000" or a driver's name; raises KeyError naming all."""
-    words = _words(text)
-    for gpu in load().values():
-        if words in map(_words, (gpu.key, gpu.label, *gpu.aliases)):
-            return gpu
-    if gpu := identify(text):
+    words, known = _words(text), load().values()
+    typed = (gpu for gpu in known if words in map(_words, (gpu.key, gpu.label, *gpu.aliases)))
+    if gpu := next(typed, None) or identify(text):
         return gpu
-    raise KeyError(f"no GPU {text!r}; known are: {', '.join(gpu.label for gpu in load().values())}")
+    raise KeyError(f"no GPU {text!r}; known are: {', '.join(gpu.label for gpu in known)}")
 
 
 def peak(
