@@ -24,8 +24,7 @@ LARGEST = sys.float_info.max
 TRIES = 10_000  # places of one line to look for an object at: nested braces could take for ever
 
 SECTION = re.compile(r"=====\s*seq_len=(\d+)\s*=====")
-ENV = re.compile(r"# env:(.*)")
-GPU = re.compile(r"# (gpu=.*)")
+HEADER = re.compile(r"# (?:(env:)|(?=gpu=))(.*)")
 FLUSHED = re.compile(r"allocator cache flush")
 OOM = re.compile(r"\b(torch\.(cuda\.)?OutOfMemoryError|(CUDA|HIP) out of memory\b|(CUDA|HIP) error: out of memory)")
 ERROR = re.compile(r"\b\w*Error\b: .*|exits with return code = -?[1-9].*|\bKilled\b.*|\bBus error\b.*|\bERROR\b.*")
@@ -104,60 +103,36 @@ def guide_run(env: dict[str, str], gpu: dict[str, str], run_id: str) -> records.
     try:
         zero, world, batch = (int(gpu[k]) for k in ("zero", "world_size", "batch_size"))
         offload, checkpoint, liger = (gpu[k] == "1" for k in ("offload_optim", "gc", "liger"))
-        name, backend, size = gpu["gpu"], gpu["attn_backend"], gpu["model_size"]
+        device, backend, size = gpu["gpu"], gpu["attn_backend"], gpu["model_size"]
     except (KeyError, ValueError) as error:
         raise ValueError(f"# gpu header without {error}") from None
+    versions = {k.replace("-", "_"): v for k, v in env.items() if v.lower() not in ("n/a", "none", "")}
+    named = {k: versions.get(k) for k in ("cuda", "transformers", "deepspeed", "liger_kernel")}
+    named |= {k: versions.get(k, "unknown") for k in ("python", "torch")}
+    attention = records.Attention(requested="auto", backend=backend)
+    if digit := re.fullmatch(r"flash_attention_(\d)", backend):
+        package = {"2": "flash-attn"}.get(digit[1], f"flash-attn-{digit[1]}")
+        attention.backend = f"fa{digit[1]}"
+        if version := versions.get(package.replace("-", "_")):
+            named["attention_package"] = f"{package} {version}"
+        else:
+            attention.mismatch = f"the header says {backend}, {package} is not installed"
     shapes = [s for s in flops.shapes() if s.startswith("llama-") and s.endswith(f"-{size}")]
-    config = flops.shape(shapes[0]) if len(shapes) == 1 else {}
-    known = {k: v for k, v in env.items() if v.lower() not in ("n/a", "none", "")}
-    digit = re.fullmatch(r"flash_attention_(\d)", backend)
-    package = {"2": "flash-attn", "3": "flash-attn-3", "4": "flash-attn-4"}.get(digit[1]) if digit else None
-    word = f"fa{digit[1]}" if digit else backend
-    heavy, light = (
-        (zero, offload, checkpoint, liger) == (3, True, True, True),
-        (zero, offload, checkpoint) == (2, False, False),
-    )
+    model = {"name": size, "num_layers": 0, "parameters": 0, "config": {}}
+    if len(shapes) == 1:
+        config = flops.shape(shapes[0])
+        model = {"name": shapes[0], "num_layers": config["num_hidden_layers"], "config": config}
+        model["parameters"] = flops.parameters(config)
+    else:
+        model["uncounted"] = f"no shipped shape is a llama of {size}"
+    recipes = {(3, True, True, True): "long-context", (2, False, False, False): "short-context"}
+    recipe = {"name": recipes.get((zero, offload, checkpoint, liger), "custom"), "zero_stage": zero}
+    recipe |= {"offload_optimizer": offload, "grad_checkpoint": checkpoint, "use_liger": liger, "liger_applied": liger}
+    taken = "read from a log in the guide's form: weights, accumulation and convention are taken as the guide's"
     return records.Run(
-        kind="sweep",
-        run_id=run_id,
-        started="unknown",
-        world_size=world,
-        gpu=records.Gpu(device="cuda", name=name, count=world),
-        stack=records.Stack(
-            python=known.get("python", "unknown"),
-            torch=known.get("torch", "unknown"),
-            cuda=known.get("cuda"),
-            transformers=known.get("transformers"),
-            deepspeed=known.get("deepspeed"),
-            liger_kernel=known.get("liger-kernel"),
-            attention_package=f"{package} {known[package]}" if package in known else None,
-        ),
-        attention=records.Attention(
-            requested="auto",
-            backend=word,
-            mismatch=f"the header says {backend}, {package} is not installed"
-            if package and package not in known
-            else None,
-        ),
-        model=records.Model(
-            name=shapes[0] if config else size,
-            weights="real",
-            num_layers=config.get("num_hidden_layers", 0),
-            parameters=flops.parameters(config) if config else 0,
-            config=config,
-            uncounted=None if config else f"no shipped shape is a llama of {size}",
-        ),
-        recipe=records.Recipe(
-            name="long-context" if heavy else "short-context" if light and not liger else "custom",
-            zero_stage=zero,
-            offload_optimizer=offload,
-            grad_checkpoint=checkpoint,
-            use_liger=liger,
-            liger_applied=liger,
-            batch_size=batch,
-            grad_accum=1,
-            compile=False,
-        ),
-        flop_convention=flops.CONVENTION,
-        notes=["read from a log in the guide's form: weights, accumulation and convention are taken as the guide's"],
-    )
+        kind="sweep", run_id=run_id, started="unknown", world_size=world, attention=attention,
+        gpu=records.Gpu(device="cuda", name=device, count=world), stack=records.Stack(**named),
+        model=records.Model(weights="real", **model),
+        recipe=records.Recipe(batch_size=batch, grad_accum=1, compile=False, **recipe),
+        flop_convention=flops.CONVENTION, notes=[taken],
+    )  # fmt: skip

@@ -56,21 +56,13 @@ def _files(folder: Path, problems: list[str]) -> list[Path]:
     files = own + [f for f in sorted(folder.glob("*.log")) if not any(f.stem.startswith(o.stem) for o in own)]
     if not files and (inner := sorted({f.parent.name for f in folder.glob("*/*.jsonl")})):
         raise NothingUsable(f"{folder}: holds the folders of several boxes, name one: {', '.join(inner)}")
-    first: dict[tuple[int, str], Path] = {}
-    sizes = Counter(f.stat().st_size for f in files)
-    kept = []
+    first: dict[bytes, Path] = {}
     for path in files:
-        key = (path.stat().st_size, "" if sizes[path.stat().st_size] == 1 else _digest(path))
-        if first.setdefault(key, path) is path:
-            kept.append(path)
-        else:
-            problems.append(f"{path.name}: the same as {first[key].name}, read once")
-    return kept
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "blake2b").hexdigest()
+        with path.open("rb") as data:
+            digest = hashlib.file_digest(data, "blake2b").digest()
+        if first.setdefault(digest, path) is not path:
+            problems.append(f"{path.name}: the same as {first[digest].name}, read once")
+    return list(first.values())
 
 
 class _File:
@@ -82,7 +74,7 @@ class _File:
         self.strange: Counter[str] = Counter()  # keys of objects that are no record
         self.runs: dict[str, records.Run] = {}
         self.last_run: records.Run | None = None
-        self.planned: dict[int, None] = {}
+        self.planned: list[int] = []
         self.attempts: dict[tuple, Attempt] = {}  # in the order of their last outcome
         self.current: Attempt | None = None  # of a log
         self.flushed = False  # the allocator gave memory back during the step whose record comes next
@@ -104,11 +96,9 @@ class _File:
                     self.strange[", ".join(piece)[:200]] += 1
         except OSError as error:
             self.box.problems.append(f"{self.path.name}: {error.strerror}")
-        self.box.sweeps += points.sweeps(
-            self.path, [*self.attempts.values()], self.last_run, [*self.planned], self.skipped
-        )
-        if self.strange:
-            keys = self.strange.most_common(1)[0][0]
+        attempts = list(self.attempts.values())
+        self.box.sweeps += points.sweeps(self.path, attempts, self.last_run, self.planned, self.skipped)
+        for keys, _ in self.strange.most_common(1):
             what = f"objects that are no record of schema {records.SCHEMA}, most with the keys {keys}"
             self.skipped[what] = self.strange.total()
         if self.skipped:
@@ -119,27 +109,24 @@ class _File:
         try:
             record = records.validate(piece)
         except ValidationError as error:
-            first = error.errors()[0]
+            first, kind = error.errors()[0], str(piece["record"])[:40]
             where = ".".join(map(str, first["loc"]))
-            kind = str(piece["record"])[:40]
             self.skipped[f"{kind} records not of schema {records.SCHEMA} ({where}: {first['msg']})"] += 1
             return
         run_id = getattr(record, "run_id", None)
+        lists = {"attention": self.box.attention, "ceiling": self.box.ceilings}
+        lists["decomposition"] = self.box.decompositions
         if isinstance(record, records.Run):
             if self.files_of_runs.setdefault(run_id, self.path.name) != self.path.name:
                 self.skipped[f"runs that {self.files_of_runs[run_id]} has too"] += 1
             else:
                 self.runs[run_id] = self.last_run = record
         elif isinstance(record, records.Plan):
-            self.planned |= dict.fromkeys(record.seq_lens)
+            self.planned += record.seq_lens
         elif run_id not in self.runs and not isinstance(record, (records.Failure, records.NotRun, records.RankError)):
             self.skipped[f"{record.record} records without their run"] += 1
-        elif isinstance(record, records.AttentionTime):
-            self.box.attention.append((self.runs[run_id], record))
-        elif isinstance(record, records.Ceiling):
-            self.box.ceilings.append((self.runs[run_id], record))
-        elif isinstance(record, records.Decomposition):
-            self.box.decompositions.append((self.runs[run_id], record))
+        elif record.record in lists:
+            lists[record.record].append((self.runs[run_id], record))
         elif record.seq_len is not None:
             run = self.runs.get(run_id, self.last_run)
             key = (run and run.run_id, record.seq_len)
@@ -154,10 +141,10 @@ class _File:
         if run is None or type(seq_len) is not int or seq_len < 1:
             self.skipped["steps without their run or length"] += 1
             return
-        attempt = self.attempts.get((run.run_id, seq_len))
-        if attempt is None:
-            attempt = self.attempts[run.run_id, seq_len] = Attempt(seq_len, run)
-        self._step(attempt, piece)
+        key = run.run_id, seq_len
+        if key not in self.attempts:
+            self.attempts[key] = Attempt(seq_len, run)
+        self._step(self.attempts[key], piece)
 
     def _log_step(self, piece: dict) -> None:
         attempt, step = self.current, number(piece["step"])
@@ -165,12 +152,8 @@ class _File:
             self.skipped["steps before any seq_len header"] += 1
             return
         if step is not None and step < attempt.last[0]:  # a new run that no header announced
-            attempt = self._begin(attempt.seq_len, attempt.env, attempt.gpu)
+            attempt = self._begin(attempt.seq_len, attempt.run)
         self._step(attempt, piece)
-
-    def _begin(self, seq_len: int | None, env: dict | None = None, gpu: dict | None = None) -> Attempt:
-        self.current = self.attempts[len(self.attempts),] = Attempt(seq_len, env=env, gpu=gpu)
-        return self.current
 
     def _step(self, attempt: Attempt, piece: dict) -> None:
         step, warmup, time = number(piece.get("step")), flag(piece.get("warmup")), number(piece.get("exec_time_ms"))
@@ -180,23 +163,17 @@ class _File:
             return
         if step <= attempt.last[0]:
             self.skipped["repeats of a step"] += 1
-            if step == attempt.last[0] and attempt.last[2]:
+            if step == attempt.last[0] and attempt.last[1]:
                 attempt.times[-1] = max(time, attempt.times[-1])  # another rank's: a step lasts as long as its slowest
             return
-        retries = piece.get("alloc_retries")
-        retried = flushed or (retries is not None and (number(retries) or 0) > 0)
+        retried = flushed or (number(piece.get("alloc_retries")) or 0) > 0
         attempt.seen += 1
-        attempt.last = (step, time, not warmup and not retried)
+        attempt.last = step, not warmup and not retried
         if warmup:
             return
         for name in PEAKS:
-            if (said := piece.get(name)) is None:
-                continue
-            value = number(said)
-            if value is None:
-                self.skipped[f"{name} values that are no finite number"] += 1
-            elif value > attempt.peaks.get(name, 0):
-                attempt.peaks[name] = value
+            if (value := number(piece.get(name))) is not None:
+                attempt.peaks[name] = max(value, attempt.peaks.get(name, 0))
         if retried:
             attempt.retried += 1
             return
@@ -204,31 +181,40 @@ class _File:
         attempt.times.append(time)
         attempt.rates.append(nan if rate is None else rate)
 
+    def _begin(self, seq_len: int | None, run: records.Run | None = None) -> Attempt:
+        self.current = self.attempts[len(self.attempts),] = Attempt(seq_len, run, of_log=True)
+        return self.current
+
     def _text(self, line: int, text: str) -> None:
         """Headers of the guide's logs, and what a launcher says between records."""
+        attempt = self.current
         if lines.FLUSHED.search(text):
-            if line == self.record_line and self.current:  # glued to its record
-                self.current.retry_last()
+            if line == self.record_line and attempt:  # glued to its record
+                attempt.retry_last()
             else:
                 self.flushed = True
         if found := lines.SECTION.search(text):
             self._begin(int(found[1]))
-        elif found := lines.ENV.search(text):
-            attempt = self.current
-            if attempt is None or attempt.seen or attempt.env is not None or attempt.gpu is not None:
+        elif found := lines.HEADER.search(text):
+            if attempt is None or attempt.seen or attempt.run:
                 attempt = self._begin(None)
-            attempt.env = dict(pair.split("=", 1) for pair in found[1].split() if "=" in pair)
-        elif found := lines.GPU.search(text):
-            attempt = self.current
-            if attempt is None or attempt.seen or attempt.gpu is not None:
-                attempt = self._begin(None)
-            attempt.gpu = lines.pairs(found[1])
-            said = attempt.gpu.get("seq_len", "")
-            if attempt.seq_len is None and said.isdecimal():
-                attempt.seq_len = int(said)
-            elif said.isdecimal() and int(said) != attempt.seq_len:
-                self.skipped[f"sections headed both {attempt.seq_len} and {said}"] += 1
-                attempt.seq_len = None
-        elif self.current and (found := lines.OOM.search(text) or lines.ERROR.search(text)):
-            self.current.oom |= found.re is lines.OOM
-            self.current.error = self.current.error or text[found.start() :][:300]
+            said = lines.pairs(found[2])
+            if found[1]:
+                attempt.env = said
+            else:
+                self._gpu_header(attempt, said)
+        elif attempt and (found := lines.OOM.search(text) or lines.ERROR.search(text)):
+            attempt.oom |= found.re is lines.OOM
+            attempt.error = attempt.error or text[found.start() :][:300]
+
+    def _gpu_header(self, attempt: Attempt, said: dict[str, str]) -> None:
+        seq_len = said.get("seq_len", "")
+        if attempt.seq_len is None and seq_len.isdecimal():
+            attempt.seq_len = int(seq_len)
+        elif seq_len.isdecimal() and int(seq_len) != attempt.seq_len:
+            self.skipped[f"sections headed both {attempt.seq_len} and {seq_len}"] += 1
+            attempt.seq_len = None
+        try:
+            attempt.run = lines.guide_run(attempt.env, said, f"{self.path.stem}-{len(self.attempts)}")
+        except ValueError as error:
+            self.skipped[f"sections with {error}"] += 1
