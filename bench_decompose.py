@@ -190,9 +190,9 @@ def main() -> int:
     if settings.trace:
         return analyse(settings, console)
     from benchmark import header
-    from harness.measure import training
+    from harness.measure import session
 
-    with training.session(settings, "decompose") as trainer:
+    with session.run(settings, "decompose") as trainer:
         if trainer.out:
             print(header(trainer), flush=True)
         for seq_len in settings.lengths:

@@ -55,9 +55,9 @@ def header(trainer) -> str:
 
 def main() -> int:
     settings = load(Settings, description=__doc__)
-    from harness.measure import training  # torch and DeepSpeed take seconds: --help and wrong settings need neither
+    from harness.measure import session  # torch and DeepSpeed take seconds: --help and wrong settings need neither
 
-    with training.session(settings, "sweep") as trainer:
+    with session.run(settings, "sweep") as trainer:
         if trainer.out:
             print(header(trainer), flush=True)
         for seq_len in settings.lengths:

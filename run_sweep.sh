@@ -11,8 +11,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=${VENV:-.venv}
-if [[ ! -x $venv/bin/python ]]; then
-    echo "no $venv yet: running ./install.sh"
+if [[ ! -f $venv/installed ]]; then # written last: an interrupted installation goes on
+    echo "$venv is not complete: running ./install.sh"
     ./install.sh --venv "$venv"
 fi
 exec "$venv/bin/python" -m harness.measure.sweep "$@"

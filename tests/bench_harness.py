@@ -25,13 +25,13 @@ def alternate() -> None:
     """On each of two ranks: the harness's step and a bare one in turn; rank 0 prints the medians."""
     import torch.distributed as dist
 
-    from harness.measure import box, stack, training
+    from harness.measure import box, session, stack
     from harness.measure.settings import Settings
 
     stack.use_venv_extensions()
     box.use_accelerator()
     settings = Settings(_cli_parse_args=[], seq_len=512, results=Path(sys.argv[2])).resolve(False)
-    trainer = training.start(settings, "sweep", "cpu")
+    trainer = session.start(settings, "sweep", "cpu")
     batch, engine = trainer.make_batch(512), trainer.engine
     measured, bare = [], []
     for number in range(PAIRS + 5):

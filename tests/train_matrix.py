@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from harness.measure import box, stack, training
+from harness.measure import box, session, stack
 from harness.measure.settings import Settings
 
 
@@ -16,7 +16,7 @@ def losses(name: str, results: Path, seq_len: int = 64, **settings) -> None:
     chosen = Settings(
         _cli_parse_args=[], results=results, steps=2, warmup_steps=1, precision=0, seq_len=seq_len, **settings
     ).resolve(False)
-    trainer = training.start(chosen, "sweep", "cpu")
+    trainer = session.start(chosen, "sweep", "cpu")
     summary = trainer.measure(seq_len)
     if trainer.out:
         lines = [json.loads(line) for line in trainer.out.path.read_text().splitlines()]

@@ -1,7 +1,4 @@
-"""One DeepSpeed training step, built and measured: what benchmark.py and bench_decompose.py share.
-
-    with training.session(settings, "sweep") as trainer:
-        trainer.measure(seq_len=8192)
+"""One DeepSpeed training step, measured: what benchmark.py and bench_decompose.py share. session.py builds it.
 
 A step is GRAD_ACCUM times forward and backward, then the optimizer. Its time is device-synchronised wall clock,
 the slowest rank's. The batch is made and copied before; what is gathered and written comes after.
@@ -9,25 +6,17 @@ the slowest rank's. The batch is made and copied before; what is gathered and wr
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
-import os
-import socket
 import statistics
-import sys
 import time
-import traceback
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from harness import flops, records, stats
-from harness.measure import attention, box, failures, memory, model, runs, stack, telemetry
+from harness.measure import memory, telemetry
 from harness.measure.settings import Settings
 
 DRIFT = 0.10  # warm-up goes on while a step differs by more than this from the one before ...
@@ -37,34 +26,6 @@ MIN_STEPS, MIN_SECONDS = 3, 30  # before PRECISION may end a length
 
 class NonFiniteLoss(RuntimeError):
     kind = "non_finite_loss"
-
-
-class WrongSetting(RuntimeError):
-    """A setting that only the built model or the number of ranks shows to be wrong."""
-
-    kind = "wrong_setting"
-
-
-def deepspeed_config(settings: Settings, device: str) -> dict:
-    """DeepSpeed's config for these settings; nothing in it depends on the sequence length."""
-    zero: dict = {"stage": settings.zero_stage}
-    if settings.zero_stage == 3:
-        # transformers reads these for ZeRO-3; the defaults would be the same for every model size.
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
-    if settings.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
-    config = {
-        "train_micro_batch_size_per_gpu": settings.batch_size,
-        "gradient_accumulation_steps": settings.grad_accum,
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-        "gradient_clipping": 1.0,
-        "steps_per_print": 2**31,
-    }
-    if settings.sp_size > 1:
-        config["sequence_parallel_size"] = settings.sp_size
-    return config
 
 
 @dataclass
@@ -315,154 +276,3 @@ def gather(mine: dict[str, float | None], device: str) -> list[dict[str, float |
     rows = [torch.empty_like(row, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, row.to(device))
     return [{k: v if math.isfinite(v) else None for k, v in zip(keys, r.tolist(), strict=True)} for r in rows]
-
-
-@contextlib.contextmanager
-def session(settings: Settings, kind: str) -> Iterator[Trainer]:
-    """Start the ranks' process group, build everything, write the run record; end cleanly or say why not.
-
-    An error on any rank is written to the result file by that rank, printed, and ends the process at once with
-    exit code 1: a rank that waits for others in its teardown would hang them all.
-    """
-    stack.use_venv_extensions()
-    device = box.use_accelerator()
-    settings.resolve(device == "cuda")
-    trainer = None
-    try:
-        trainer = start(settings, kind, device)
-        yield trainer
-        dist.barrier()
-        trainer.sampler.close()
-        dist.destroy_process_group()
-    except Exception as error:
-        rank = int(os.environ.get("RANK", 0))
-        with contextlib.suppress(OSError):  # the disk may be what is full
-            if trainer and settings.mem_debug:
-                trainer.dump_memory()
-            # On another node than rank 0's the file is not there, and standard error has to do.
-            if settings.result_file and settings.result_file.exists():
-                with records.Writer(settings.result_file) as out:
-                    out.write(rank_error(error, rank, trainer))
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if failures.is_echo(str(error)):
-            time.sleep(5)  # let the launcher see the rank that really died first
-        os._exit(1)
-
-
-def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.RankError:
-    first = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
-    return records.RankError(
-        run_id=trainer.run.run_id if trainer else None,
-        seq_len=trainer.seq_len if trainer else None,
-        rank=rank,
-        kind=getattr(error, "kind", None),
-        error=stack.private(first),
-        traceback=stack.private("".join(traceback.format_exception(error)[-8:])),
-    )
-
-
-def node_name() -> str:
-    """This host's name, with the launcher's number of the node behind it when it gives one above 0."""
-    number = os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or "0"  # torchrun's, DeepSpeed's
-    return socket.gethostname() + (f"#{number}" if number != "0" else "")
-
-
-def share_sequences(built: torch.nn.Module, settings: Settings, backend: str):
-    """DeepSpeed Ulysses: SP_SIZE ranks share each sequence, exchanging heads for tokens around the attention.
-
-    Changes the attention function for the whole process. Returns the groups that deepspeed.initialize wants.
-    """
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-
-    try:
-        return UlyssesSPAttentionHF.register_with_transformers(
-            built, attention.BACKENDS[backend], settings.sp_size, settings.batch_size, seq_length_is_variable=True
-        )
-    except (ValueError, AttributeError) as error:
-        raise WrongSetting(f"SP_SIZE={settings.sp_size}: {error}") from error
-
-
-def start(settings: Settings, kind: str, device: str) -> Trainer:
-    """Everything up to the first step, in an order in which the cheap things fail first."""
-    # DeepSpeed's collectives under their old names; nothing a user can act on.
-    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
-    import deepspeed
-
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
-    facts = box.device_facts(device, local_rank)
-    backend = attention.choose(settings.attn, facts["capability"])
-    attention.require(backend, facts["capability"])
-    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it would add a fill to every torch.empty
-
-    deepspeed.init_distributed()
-    everyone: list = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, facts | {"node": node_name()})
-    gpu = box.gpu_record(device, everyone, settings.peak_tflops)
-    if dist.get_world_size() % settings.sp_size or any(n % settings.sp_size for n in settings.lengths):
-        raise WrongSetting(f"SP_SIZE={settings.sp_size} must divide the {dist.get_world_size()} ranks and every length")
-
-    config = deepspeed_config(settings, device)
-    built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
-    described = model.record(built, settings)
-    text = built.config.get("text_config") or built.config
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    probe = attention.probe(
-        backend,
-        f"cuda:{local_rank}" if device == "cuda" else "cpu",
-        heads,
-        text.get("num_key_value_heads") or heads,
-        text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd")) // heads,
-    )
-    engine, optimizer, *_ = deepspeed.initialize(
-        model=built.model,
-        model_parameters=built.model.parameters(),
-        config=config,
-        mpu=share_sequences(built.model, settings, backend) if settings.sp_size > 1 else None,
-    )
-    if settings.compile:
-        engine.compile()
-    basic = getattr(optimizer, "optimizer", optimizer)
-    recipe = records.Recipe(
-        name=settings.recipe_name,
-        liger_applied=built.liger_applied,
-        optimizer=type(basic).__name__,
-        **{k: getattr(settings, k) for k in records.Recipe.model_fields if hasattr(settings, k)},
-    )
-
-    nodes = [f["node"] for f in everyone]
-    run = runs.run_record(
-        kind,
-        settings,
-        gpu,
-        backend,
-        sweep_key=settings.sweep_key,
-        host=stack.host(list(dict.fromkeys(nodes))),
-        world_size=dist.get_world_size(),
-        attention=records.Attention(
-            requested=settings.attn, backend=backend, function=probe.function, kernels=probe.kernels
-        ),
-        model=described,
-        recipe=recipe,
-        flop_convention=flops.CONVENTION,
-        memory_source=memory.SOURCE[device],
-        notes=built.notes,
-    )
-    out = None
-    if dist.get_rank() == 0:
-        path = settings.result_file or records.new_file(settings.results, gpu.name if device == "cuda" else "cpu", kind)
-        out = records.Writer(path)
-        settings.result_file = path
-        out.write(run)
-    shared = [str(settings.result_file), run.run_id]
-    dist.broadcast_object_list(shared, src=0)
-    settings.result_file, run.run_id = Path(shared[0]), shared[1]
-    return Trainer(
-        settings=settings, device=device, engine=engine, run=run, out=out,
-        sampler=telemetry.Sampler(facts["uuid"]),
-        vocab=text["vocab_size"], node_of_rank=nodes,
-    )  # fmt: skip
