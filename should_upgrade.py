@@ -23,12 +23,13 @@ import contextlib
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from harness import gpus
-from harness.report import command, cost, decision, gate
+from harness.report import command, cost, decision
 from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
@@ -82,17 +83,25 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     """The command line, checked; args.options is a decision.Options."""
     parser = command.Parser(__doc__)
 
+    whole, share = partial(cost.positive, kind=int), partial(cost.positive, most=1)
+
     def add(flag: str, convert, metavar: str, help: str, default=None) -> None:
         parser.add_argument(flag, type=command.checked(convert), metavar=metavar, help=help, default=default)
 
-    add("--needs", _needs, "LIST", f"{', '.join(gpus.DTYPES)}, memory=200GiB", ())
-    add("--doc-len", _whole, "N", "tokens of a document in your packed data")
+    add(
+        "--needs",
+        lambda text: tuple(text.replace(" ", "").split(",")),
+        "LIST",
+        f"{', '.join(gpus.DTYPES)}, memory=200GiB",
+        (),
+    )
+    add("--doc-len", whole, "N", "tokens of a document in your packed data")
     add("--tokens", cost.positive, "N", "size of the job that is timed (default: 1e9)", 1e9)
-    add("--gpus", _whole, "N", "GPUs of that job (default: as many as were measured)")
+    add("--gpus", whole, "N", "GPUs of that job (default: as many as were measured)")
     add("--project-to", gpus.by_key, "GPU", "a GPU by name instead of NEW")
     add("--fleet", _fleet, "OLD:NEW", "WORKERS+HELPERS of each: 7+1:3+1")
     add("--fleet-base", _base, "CREW=DAYS", "days of the job on that many old GPUs: 3+1=8.8")
-    add("--scaling", _share, "S", "share of linear speedup kept by more workers than the base has (default: 1)", 1.0)
+    add("--scaling", share, "S", "share of linear speedup kept by more workers than the base has (default: 1)", 1.0)
     parser.add_argument("--json", action="store_true", help="the whole result as JSON")
     args = parser.parse_args(argv)
     args.price_ratio = parser.price_ratio(args)
@@ -104,27 +113,6 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
         parser.error("--fleet needs a price: --price-ratio, or --price-old and --price-new")
     args.options = decision.Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(decision.Options)})
     return parser, args
-
-
-def _needs(text: str) -> tuple[str, ...]:
-    needs = tuple(word.strip() for word in text.split(",") if word.strip())
-    for need in needs:
-        gate.parse_need(need)
-    return needs
-
-
-def _whole(text: str) -> int:
-    value = cost.positive(text)
-    if value != int(value):
-        raise ValueError(f'"{text}" is not a whole number')
-    return int(value)
-
-
-def _share(text: str) -> float:
-    value = cost.positive(text)
-    if value > 1:
-        raise ValueError(f'"{text}" is over 1')
-    return value
 
 
 def _fleet(text: str) -> tuple[cost.Crew, cost.Crew]:

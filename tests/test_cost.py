@@ -5,7 +5,7 @@ import math
 import pytest
 
 from harness.report import cost
-from harness.report.cost import Crew, Fleet
+from harness.report.cost import Crew, fleet
 from harness.stats import Ratio
 
 
@@ -53,12 +53,12 @@ def test_crews():
             cost.parse_crew(text)
 
 
-PUBLISHED = Fleet(Crew(3, 1), 8.8, Crew(7, 1), Crew(3, 1), 3.4, {"compute": 2250 / 503.8, "bandwidth": 8.0 / 1.79})
+PUBLISHED = (Crew(3, 1), 8.8, Crew(7, 1), Crew(3, 1), 3.4, {"compute": 2250 / 503.8, "bandwidth": 8.0 / 1.79})
 
 
 def test_the_published_fleet_case():
     """4 GPUs (3 workers + 1 feeder) need 8.8 days; 8 of them, or 4 of 3.4 times the price?"""
-    answer = PUBLISHED.answer()
+    answer = fleet(*PUBLISHED)
     rows = {r["fleet"]: r for r in answer["rows"]}
     assert rows["old, as now"]["days"] == 8.8
     assert rows["old"]["days"] == pytest.approx(3.77, abs=0.005)  # 8.8 * 3 / 7
@@ -76,19 +76,19 @@ def test_the_published_fleet_case():
 
 
 def test_break_even_speedups_do_break_even():
-    need = PUBLISHED.answer()["needed"]
-    at_time = PUBLISHED.row("new", PUBLISHED.new, 3.4, need["equal_time"])
-    assert at_time["days"] == pytest.approx(PUBLISHED.row("old", PUBLISHED.old)["days"])
-    at_spend = PUBLISHED.row("new", PUBLISHED.new, 3.4, need["equal_spend"])
-    assert at_spend["cost"] == pytest.approx(PUBLISHED.row("old", PUBLISHED.old)["cost"])
-    same_money = next(r for r in PUBLISHED.answer()["rows"] if r["fleet"].endswith("price of the new"))
-    at_purchase = PUBLISHED.row("new", PUBLISHED.new, 3.4, need["equal_purchase"])
-    assert at_purchase["days"] == pytest.approx(same_money["days"])
+    need = fleet(*PUBLISHED)["needed"]
+
+    def new(speedup):
+        return fleet(*PUBLISHED, speedup=Ratio(speedup))["rows"][-1]
+
+    rows = {r["fleet"]: r for r in fleet(*PUBLISHED)["rows"]}
+    assert new(need["equal_time"])["days"] == pytest.approx(rows["old"]["days"])
+    assert new(need["equal_spend"])["cost"] == pytest.approx(rows["old"]["cost"])
+    assert new(need["equal_purchase"])["days"] == pytest.approx(rows["old, for the price of the new"]["days"])
 
 
 def test_scaling_costs_the_larger_crews_only():
-    lossy = Fleet(Crew(3, 1), 8.8, Crew(7, 1), Crew(3, 1), 3.4, {}, scaling=0.9, speedup=Ratio(3.0, 2.9, 3.1))
-    answer = lossy.answer()
+    answer = fleet(*PUBLISHED, scaling=0.9, speedup=Ratio(3.0, 2.9, 3.1))
     rows = {r["fleet"]: r["days"] for r in answer["rows"]}
     assert rows["old, as now"] == 8.8
     assert rows["old"] == pytest.approx(8.8 * 3 / 7 / 0.9)
@@ -97,6 +97,6 @@ def test_scaling_costs_the_larger_crews_only():
 
 
 def test_a_new_fleet_too_cheap_to_buy_a_worker():
-    answer = Fleet(Crew(3, 1), 8.8, Crew(3, 2), Crew(1, 0), 1.5, {}).answer()  # its price buys 1.5 old GPUs: no worker
+    answer = fleet(Crew(3, 1), 8.8, Crew(3, 2), Crew(1, 0), 1.5, {})  # its price buys 1.5 old GPUs: no worker
     assert not any("for the price" in r["fleet"] for r in answer["rows"])
     assert all(math.isfinite(x) for x in answer["needed"].values())

@@ -12,7 +12,7 @@ from tests.handmade import box, decomposition, light, point, run, upgrade
 
 ROOT = Path(__file__).resolve().parent.parent
 H200, B200, B300, A100 = (gpus.by_key(k) for k in ("H200", "B200", "B300", "A100"))
-SEEN = projection.Seen(0.76, 0.62, "a pair")
+SEEN = {"attention": 0.76, "everything_else": 0.62, "source": "a pair"}
 SHAPE = {"attention": 100.0, "matmul": 500.0, "other_compute": 100.0, "optimizer": 50.0, "copies": 40.0,
          "exposed_communication": 60.0, "idle": 150.0}  # fmt: skip
 COMPUTE, BANDWIDTH, LINK = 2250 / 989, 8.0 / 4.8, 1800 / 900
@@ -26,17 +26,17 @@ def whole(*points, **ms):
 def test_every_bucket_follows_its_own_ratio():
     old = whole(point(8192, 1000.0))
     sweep, step = projection.project(old, old.sweeps[0], B200, SEEN)
-    assert sweep.basis == "its decomposition" and step.what == "decomposed step"
+    assert sweep["basis"] == "its decomposition" and step["what"] == "decomposed step"
     high = 100 / COMPUTE + 500 / COMPUTE + 150 / BANDWIDTH + 60 / LINK + 40 + 150
     low = 100 / COMPUTE**0.76 + 500 / COMPUTE**0.62 + 150 / BANDWIDTH + 60 / LINK + 40 + 150
-    assert sweep.high == pytest.approx(1000 / high, rel=1e-3) and sweep.low == pytest.approx(1000 / low, rel=1e-3)
-    assert step.high == pytest.approx(1000 / high) and step.low == pytest.approx(1000 / low)
+    assert sweep["high"] == pytest.approx(1000 / high, rel=1e-3) and sweep["low"] == pytest.approx(1000 / low, rel=1e-3)
+    assert step["high"] == pytest.approx(1000 / high) and step["low"] == pytest.approx(1000 / low)
 
 
 def test_a_sweep_point_slower_than_its_decomposition_is_scaled():
     old = whole(point(8192, 2000.0))
     (sweep, step) = projection.project(old, old.sweeps[0], B200, SEEN)
-    assert sweep.old_ms == pytest.approx(2000, rel=1e-3) and sweep.high == pytest.approx(step.high, rel=1e-3)
+    assert sweep["old_ms"] == pytest.approx(2000, rel=1e-3) and sweep["high"] == pytest.approx(step["high"], rel=1e-3)
 
 
 @pytest.mark.parametrize(("bucket", "speed"), [("idle", 1), ("copies", 1), ("exposed_communication", LINK),
@@ -44,16 +44,16 @@ def test_a_sweep_point_slower_than_its_decomposition_is_scaled():
 def test_a_step_of_one_bucket(bucket, speed):
     old = whole(attention=0.0, **{bucket: 1000.0})
     (step,) = projection.project(old, None, B200, SEEN)
-    assert step.low == pytest.approx(speed) and step.high == pytest.approx(speed)
+    assert step["low"] == pytest.approx(speed) and step["high"] == pytest.approx(speed)
 
 
 def test_without_a_decomposition_flop_shares_and_it_is_said():
     old = box(run(), point(131072, 46000.0))
     (step,) = projection.project(old, old.sweeps[0], B200, SEEN)
     share = 0.696  # published attention share at 128k
-    assert step.basis == "FLOP shares, nothing fixed"
-    assert step.high == pytest.approx(COMPUTE, rel=1e-6)
-    assert step.low == pytest.approx(1 / (share / COMPUTE**0.76 + (1 - share) / COMPUTE**0.62), rel=1e-3)
+    assert step["basis"] == "FLOP shares, nothing fixed"
+    assert step["high"] == pytest.approx(COMPUTE, rel=1e-6)
+    assert step["low"] == pytest.approx(1 / (share / COMPUTE**0.76 + (1 - share) / COMPUTE**0.62), rel=1e-3)
 
 
 def test_a_fixed_part_stays_fixed():
@@ -62,17 +62,17 @@ def test_a_fixed_part_stays_fixed():
     times = {n: 2000 + 1e3 * (dense * n / 500 + attention * n * n / 400) for n in (8192, 32768, 65536, 131072, 262144)}
     old = box(run(), *(point(n, ms) for n, ms in times.items()))
     steps = projection.project(old, old.sweeps[0], B200, None)
-    assert steps[0].basis.startswith("a fit")
-    assert {p.name: round(p.old_ms) for p in steps[0].parts} == {"fixed": 2000, "dense": 738, "attention": 132}
-    assert steps[0].high == pytest.approx(times[8192] / (2000 + (times[8192] - 2000) / COMPUTE), rel=1e-3)
+    assert steps[0]["basis"].startswith("a fit")
+    assert {p["name"]: round(p["old_ms"]) for p in steps[0]["parts"]} == {"fixed": 2000, "dense": 738, "attention": 132}
+    assert steps[0]["high"] == pytest.approx(times[8192] / (2000 + (times[8192] - 2000) / COMPUTE), rel=1e-3)
 
 
 def test_a_decomposition_in_another_recipe_is_not_the_sweep_s():
     other = box(run(), point(8192, 1000.0), decompositions=[(light(run()), decomposition(8192, **SHAPE))])
     sweep, step = projection.project(other, other.sweeps[0], B200, SEEN)
-    assert sweep.basis == "FLOP shares, nothing fixed" and step.basis == "its buckets"
+    assert sweep["basis"] == "FLOP shares, nothing fixed" and step["basis"] == "its buckets"
     longer = box(run(), point(16384, 1000.0), decompositions=[(run(), decomposition(8192, **SHAPE))])
-    assert projection.project(longer, longer.sweeps[0], B200, SEEN)[0].basis == "FLOP shares, nothing fixed"
+    assert projection.project(longer, longer.sweeps[0], B200, SEEN)[0]["basis"] == "FLOP shares, nothing fixed"
 
 
 def test_only_the_same_step_in_the_same_recipe_back_tests():
@@ -84,8 +84,8 @@ def test_only_the_same_step_in_the_same_recipe_back_tests():
 def test_equal_peaks_stay_equal_and_older_gpus_are_slower():
     old = whole(point(8192, 1000.0))
     to_same = projection.project(old, old.sweeps[0], H200, SEEN)
-    assert all(s.low == pytest.approx(1) and s.high == pytest.approx(1) for s in to_same)
-    assert all(s.low <= s.high < 1 for s in projection.project(old, old.sweeps[0], A100, SEEN))
+    assert all(s["low"] == pytest.approx(1) and s["high"] == pytest.approx(1) for s in to_same)
+    assert all(s["low"] <= s["high"] < 1 for s in projection.project(old, old.sweeps[0], A100, SEEN))
 
 
 def test_nothing_to_project_with():
@@ -98,7 +98,7 @@ def test_a_missing_link_rate_leaves_communication_as_it_is():
     rtx = gpus.by_key("RTX PRO 6000")
     old = whole(attention=0.0, exposed_communication=1000.0)
     (step,) = projection.project(old, None, rtx, None)
-    assert projection.spec_ratios(old.gpu, rtx)["link"] is None and step.high == pytest.approx(1)
+    assert projection.spec_ratios(old.gpu, rtx)["link"] is None and step["high"] == pytest.approx(1)
 
 
 def test_ratios_seen_in_a_published_pair():
@@ -106,8 +106,8 @@ def test_ratios_seen_in_a_published_pair():
     after = decomposition(8192, attention=63.28, everything_else=478.43)
     new = box(run("NVIDIA B200"), decompositions=[(light(run("NVIDIA B200")), after)])
     seen = projection.seen_ratios(old, new)
-    assert COMPUTE**seen.attention == pytest.approx(118.07 / 63.28)
-    assert COMPUTE**seen.everything_else == pytest.approx(796.69 / 478.43)
+    assert COMPUTE ** seen["attention"] == pytest.approx(118.07 / 63.28)
+    assert COMPUTE ** seen["everything_else"] == pytest.approx(796.69 / 478.43)
     assert projection.seen_ratios(old, old) is None  # equal peaks teach nothing
     assert projection.seen_ratios(box(run()), new) is None
 
@@ -131,7 +131,7 @@ def test_the_published_back_test(published):
 
 
 def test_a_back_test_can_fail(published):
-    too_proud = projection.Seen(1.0, 1.0, "nobody")
+    too_proud = SEEN | {"attention": 1.0, "everything_else": 1.0}
     rows = projection.back_test(*published, too_proud)
     assert not all(r["inside"] for r in rows)
 
@@ -147,8 +147,7 @@ def test_a_back_test_can_fail(published):
 )
 def test_advice(price, word, sides):
     def step(seq_len, low, high):
-        part = projection.Part("x", 100.0, "compute", low, high)
-        return projection.Projected("sweep", seq_len, 100.0, [part], "")
+        return {"label": str(seq_len), "low": low, "high": high}
 
     assert projection.advice([step(8192, 1.1, 1.2), step(131072, 1.7, 2.2)], price) == (word, sides)
 

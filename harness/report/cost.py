@@ -59,62 +59,50 @@ def parse_crew(text: str) -> Crew:
     return Crew(int(match[1]), int(match[2] or 0))
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """The question: a job known to take base_days on the base crew of old GPUs; `old` or `new` instead?
+def fleet(
+    base: Crew, base_days: float, old: Crew, new: Crew, price_ratio: float, peak_ratios: dict[str, float],
+    scaling: float = 1.0, speedup: Ratio | None = None,
+) -> dict:  # fmt: skip
+    """A job known to take base_days on the base crew of old GPUs: days and cost (in old GPU-days) on `old` and `new`.
 
     scaling is the share of linear speedup a crew with more workers than the base keeps (1 = all of it). speedup is
     one new worker's rate over one old worker's, where it was measured; peak_ratios are the specifications'.
+    needed: speedups per worker at which `new` breaks even. equal_time: as fast as `old`. equal_spend: the job costs the
+    same (rent). equal_purchase: as fast as the old GPUs for the price of the new (as many helpers as `old` has).
     """
 
-    base: Crew
-    base_days: float
-    old: Crew
-    new: Crew
-    price_ratio: float
-    peak_ratios: dict[str, float]
-    scaling: float = 1.0
-    speedup: Ratio | None = None
+    def rate(crew: Crew) -> float:  # 1 is the base crew's
+        linear = crew.workers / base.workers
+        return linear * scaling if linear > 1 else linear
 
-    def rate(self, crew: Crew) -> float:
-        """Old-GPU rate of a crew, in units of the base crew's."""
-        linear = crew.workers / self.base.workers
-        return linear * self.scaling if linear > 1 else linear
+    def row(name: str, crew: Crew, price: float = 1.0, speed: float = 1.0) -> dict:
+        days = base_days / (rate(crew) * speed)
+        counts = {"fleet": name, "gpus": crew.gpus, "workers": crew.workers}
+        return counts | {"days": days, "cost": days * crew.gpus * price}
 
-    def row(self, name: str, crew: Crew, price: float = 1.0, speed: float = 1.0) -> dict:
-        days = self.base_days / (self.rate(crew) * speed)
-        row = {"fleet": name, "gpus": crew.gpus, "workers": crew.workers, "days": days}
-        return row | {"cost": days * crew.gpus * price}
-
-    def answer(self) -> dict:
-        """Days and cost (in old GPU-days) of each fleet, and the speedups per worker at which the new one breaks even.
-
-        equal_time: as fast as the `old` fleet. equal_spend: the job costs the same on both (rent). equal_purchase: as
-        fast as the old GPUs that the price of the new ones would buy (as many helpers as `old` has).
-        """
-        bought = self.new.gpus * self.price_ratio
-        same_money = Crew(max(bought - self.old.helpers, 0), self.old.helpers)
-        rows = [self.row("old, as now", self.base), self.row("old", self.old)]
-        if same_money.workers:
-            rows.append(self.row("old, for the price of the new", same_money))
-        speeds = {f"new, at the {name} ratio {r:.2f}": r for name, r in self.peak_ratios.items()}
-        if self.speedup:
-            speeds[f"new, at the measured {self.speedup.value:.2f}"] = self.speedup.value
-        rows += [self.row(name, self.new, self.price_ratio, speed) for name, speed in speeds.items()]
-        need = {"equal_time": self.rate(self.old) / self.rate(self.new)}
-        need["equal_spend"] = need["equal_time"] * bought / self.old.gpus
-        need["equal_purchase"] = self.rate(same_money) / self.rate(self.new)
-        told = {"base": str(self.base), "old": str(self.old), "new": str(self.new), "price_ratio": self.price_ratio}
-        told |= {"scaling": self.scaling, "old_gpus_for_the_price": bought, "rows": rows, "needed": need}
-        return told | {"measured_speedup": self.speedup and asdict(self.speedup), "peak_ratios": self.peak_ratios}
+    bought = new.gpus * price_ratio
+    same_money = Crew(max(bought - old.helpers, 0), old.helpers)
+    rows = [row("old, as now", base), row("old", old)]
+    if same_money.workers:
+        rows.append(row("old, for the price of the new", same_money))
+    rows += [row(f"new, at the {name} ratio {r:.2f}", new, price_ratio, r) for name, r in peak_ratios.items()]
+    if speedup:
+        rows.append(row(f"new, at the measured {speedup.value:.2f}", new, price_ratio, speedup.value))
+    time = rate(old) / rate(new)
+    needed = {"equal_time": time, "equal_spend": time * bought / old.gpus}
+    needed["equal_purchase"] = rate(same_money) / rate(new)
+    told = {"base": str(base), "old": str(old), "new": str(new), "price_ratio": price_ratio, "scaling": scaling}
+    told |= {"old_gpus_for_the_price": bought, "rows": rows, "needed": needed, "peak_ratios": peak_ratios}
+    return told | {"measured_speedup": speedup and asdict(speedup)}
 
 
-def positive(text: str) -> float:
-    """A finite number above zero, from the command line. Raises ValueError with the text."""
+def positive(text: str, kind: type = float, most: float = math.inf) -> float:
+    """A finite number above zero (kind=int: a whole one), from the command line. Raises ValueError with the text."""
     try:
-        value = float(text)
+        value = kind(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f'"{text}" is not a number above zero')
+    if not (0 < value <= most and math.isfinite(value)):
+        limit = f", at most {most:g}" if most < math.inf else ""
+        raise ValueError(f'"{text}" is not a {"whole " if kind is int else ""}number above zero{limit}')
     return value

@@ -16,7 +16,6 @@ from harness.report import comparing, cost, fits, gate, projection, verdict
 from harness.report.box import Box, NothingUsable, Point, Sweep
 from harness.report.comparing import Pair
 
-SIDES = ("old", "new")
 POINT_KEYS = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error")
 
 
@@ -79,7 +78,7 @@ def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] 
     if not steps:
         raise NothingUsable(f"{old.folder}: neither a measured length nor a decomposed step to project from")
     found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}
-    found |= {"seen": asdict(seen) if seen else None, "steps": [step.as_dict() for step in steps]}
+    found |= {"seen": seen, "steps": steps}
     found["back_test"] = projection.back_test(*published, seen) if published else []
     found["advice"], found["break_even"] = projection.advice(steps, options.ratio) if options.ratio else (None, None)
     result = _opening(old, new, options) | {"projection": found, "memory": _memory(old, new, sweep, None)}
@@ -116,10 +115,8 @@ def _setup(old: records.Run, new: records.Run) -> dict:
 def _speedup(pair: Pair, seq_len: int) -> stats.Ratio:
     """Tokens per second and GPU, new over old, at a common length; with an interval when both boxes have steps."""
     a, b = pair.old.points[seq_len], pair.new.points[seq_len]
-    if a.times_ms and b.times_ms:
-        ratio = stats.ratio_interval(a.times_ms, b.times_ms)
-    else:
-        ratio = stats.Ratio(a.median_ms / b.median_ms)
+    stepped = a.times_ms and b.times_ms
+    ratio = stats.ratio_interval(a.times_ms, b.times_ms) if stepped else stats.Ratio(a.median_ms / b.median_ms)
     scale = fits.tokens(pair.new.run, seq_len) / fits.tokens(pair.old.run, seq_len)  # 1 unless a mismatch is allowed
     return stats.Ratio(*(x if x is None else x * scale for x in (ratio.value, ratio.low, ratio.high)))
 
@@ -128,8 +125,8 @@ def _speed(old: Box, new: Box, pairs: list[Pair]) -> dict:
     """Rates and speedups per length, the buckets of decomposed steps, and other stacks or recipes both boxes have."""
     pair, specs = pairs[0], projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
     found = {"ratios": specs, "points": _points(pair, specs), "buckets": _buckets(old, new, specs.get("compute"))}
-    fitted = {"old": fits.step_time(pair.old), "new": fits.step_time(pair.new)}
-    found["fit"] = {side: asdict(f) if f else None for side, f in fitted.items()}
+    a, b = fits.step_time(pair.old), fits.step_time(pair.new)
+    found["fit"] = {"old": a and asdict(a), "new": b and asdict(b)}
     found["others"], seen = [], [_setup(pair.old.run, pair.new.run)]
     for other in pairs:  # a line of its own for each, never mixed with the main one
         setup = _setup(other.old.run, other.new.run)
@@ -214,8 +211,7 @@ def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None
         source, capacity = sweep or old_sweep, gate.capacity_gib(box, sweep)
         line = fits.memory_line(source) if source else None
         ran = comparing.lengths(sweep, "measured", "partial") if sweep else []
-        row = {"capacity_gib": capacity, "fit": asdict(line) if line else None}
-        row |= {"largest_measured": max(ran, default=None)}
+        row = {"capacity_gib": capacity, "fit": line and asdict(line), "largest_measured": max(ran, default=None)}
         row["out_of_memory"] = comparing.lengths(sweep, "oom") if sweep else []
         for name, share in (("largest_usable", fits.USABLE_SHARE), ("largest_all", 1)):
             row[name] = line.largest(capacity * share) if line and capacity else None
@@ -226,13 +222,12 @@ def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None
 def _money(pair: Pair, points: list[dict], options: Options) -> dict:
     """Cost per million tokens, break-even price ratio and hours of the job, per common length."""
     ratio, gpu_count = options.ratio, options.gpus or pair.new.run.world_size
-    prices = (options.price_old, options.price_new) if options.price_old else (1.0, ratio)
     rows = []
     for point in points:
         if not (gain := point["speedup"]):
             continue
         row = {"seq_len": point["seq_len"], "break_even": gain}
-        for side, price in zip(SIDES, prices, strict=True):
+        for side, price in (("old", options.price_old or 1.0), ("new", options.price_new or ratio)):
             rate = point[side]["tokens_per_s_per_gpu"]
             row[f"{side}_per_mtoken"] = cost.per_mtoken(price, rate) if price else None
             row[f"{side}_hours"] = cost.hours(options.tokens, rate, gpu_count)
@@ -256,4 +251,4 @@ def _fleet(old: Box, new: Box, pair: Pair | None, options: Options) -> dict:
         raise ValueError("how long does the job take now? Give --fleet-base, such as 3+1=8.8")
     specs = projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
     peaks = {name: specs[name] for name in ("compute", "bandwidth") if specs.get(name)}
-    return cost.Fleet(*base, *options.fleet, options.ratio, peaks, options.scaling, gain).answer()
+    return cost.fleet(*base, *options.fleet, options.ratio, peaks, options.scaling, gain)

@@ -11,7 +11,6 @@ and one for everything else, so that equal peaks stay equal.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 
 from harness import flops
 from harness.gpus import Gpu
@@ -23,50 +22,6 @@ FOLLOWS = dict.fromkeys(("attention", "matmul", "dense", "everything else"), "co
 FOLLOWS |= {"other_compute": "bandwidth", "optimizer": "bandwidth", "exposed_communication": "link"}
 
 
-@dataclass(frozen=True)
-class Seen:
-    """k of the low end, and which published pair it comes from."""
-
-    attention: float
-    everything_else: float
-    source: str
-
-
-@dataclass(frozen=True)
-class Part:
-    name: str
-    old_ms: float
-    follows: str | None
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Projected:
-    """One step; low and high are speedups over the old box, slowest expectation first."""
-
-    what: str
-    seq_len: int
-    old_ms: float
-    parts: list[Part]
-    basis: str
-
-    @property
-    def low(self) -> float:
-        return self.old_ms / sum(p.old_ms / p.low for p in self.parts)
-
-    @property
-    def high(self) -> float:
-        return self.old_ms / sum(p.old_ms / p.high for p in self.parts)
-
-    @property
-    def label(self) -> str:
-        return f"{self.seq_len}{'' if self.what == 'sweep' else ' (decomposed)'}"
-
-    def as_dict(self) -> dict:
-        return asdict(self) | {"low": self.low, "high": self.high, "label": self.label}
-
-
 def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
     """New over old: compute (dense bf16), bandwidth, link (NVLink); null where a figure is not known."""
     names = {"compute": "bf16", "bandwidth": "bandwidth_tb_s", "link": "nvlink_gb_s"}
@@ -74,19 +29,19 @@ def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
     return {k: b / a if a and b else None for k, (a, b) in figures.items()}
 
 
-def seen_ratios(old: Box, new: Box) -> Seen | None:
-    """From the first step that both boxes have decomposed into attention and everything else; null if there is none."""
+def seen_ratios(old: Box, new: Box) -> dict | None:
+    """k of attention and of everything_else and their source: the first step both boxes have decomposed, if any."""
     compute = spec_ratios(old.gpu, new.gpu)["compute"] if new.gpu else None
     steps = comparing.matched(old, new)
     if not steps or not compute or compute == 1:
         return None
     before, after = ({x.name: x.ms for x in step.two} for _, step in steps[0])
-    k = {name: math.log(before[name] / after[name]) / math.log(compute) for name in before}
-    return Seen(k["attention"], k["everything else"], f"{old.name} to {new.name} at {steps[0][0][1].seq_len}")
+    k = {name.replace(" ", "_"): math.log(before[name] / after[name]) / math.log(compute) for name in before}
+    return k | {"source": f"{old.name} to {new.name} at {steps[0][0][1].seq_len}"}
 
 
-def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> list[Projected]:
-    """Every measured length of the sweep, then every decomposed step of the box.
+def project(box: Box, sweep: Sweep | None, target: Gpu, seen: dict | None) -> list[dict]:
+    """Every measured length of the sweep, then every decomposed step of the box; low and high are speedups over it.
 
     Raises ValueError when the compute or bandwidth ratio is not known: there is nothing to project with.
     """
@@ -95,22 +50,25 @@ def project(box: Box, sweep: Sweep | None, target: Gpu, seen: Seen | None) -> li
         raise ValueError(f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with")
     steps = []
     for n in comparing.lengths(sweep, "measured") if sweep else ():
-        if parts := _split(box, sweep, n):
-            steps.append(("sweep", n, sweep.points[n].median_ms, *parts))
+        parts, basis = _split(box, sweep, n)
+        if parts:
+            step = {"what": "sweep", "seq_len": n, "label": str(n), "basis": basis}
+            steps.append(step | _range(sweep.points[n].median_ms, parts, ratios, seen))
     for _, d in box.decompositions:
-        parts = {x.name: x.ms for x in d.full or d.two}
-        steps.append(("decomposed step", d.seq_len, d.step_ms, parts, "its buckets" if d.full else "two buckets"))
-    return [Projected(what, n, ms, _scaled(parts, ratios, seen), basis) for what, n, ms, parts, basis in steps]
+        step = {"what": "decomposed step", "seq_len": d.seq_len, "label": f"{d.seq_len} (decomposed)"}
+        step |= {"basis": "its buckets" if d.full else "two buckets"}
+        steps.append(step | _range(d.step_ms, {x.name: x.ms for x in d.full or d.two}, ratios, seen))
+    return steps
 
 
-def _split(box: Box, sweep: Sweep, seq_len: int) -> tuple[dict[str, float], str] | None:
-    """The step's ms by part, by the best source there is, and which one it is; null without any."""
+def _split(box: Box, sweep: Sweep, seq_len: int) -> tuple[dict[str, float], str]:
+    """The step's ms by part, by the best source there is, and which one it is; no parts without any."""
     done, fit = flops.step_work(sweep.run, seq_len), fits.step_time(sweep)
     same = [d for r, d in box.decompositions if r.recipe == sweep.run.recipe and d.seq_len == seq_len and d.full]
     if same:
         parts, basis = {x.name: x.ms for x in same[0].full}, "its decomposition"
     elif not done:
-        return None
+        return {}, "the model's FLOPs are not known"
     elif fit:
         parts, basis = fit.parts_ms(done), "a fit: fixed, dense, attention"
     else:
@@ -120,18 +78,21 @@ def _split(box: Box, sweep: Sweep, seq_len: int) -> tuple[dict[str, float], str]
     return {name: value * scale for name, value in parts.items()}, basis
 
 
-def _scaled(parts: dict[str, float], ratios: dict[str, float | None], seen: Seen | None) -> list[Part]:
-    scaled = []
-    for name, ms in parts.items():
+def _range(old_ms: float, parts_ms: dict, ratios: dict[str, float | None], seen: dict | None) -> dict:
+    """The step and its parts with the speedups low and high of each: slowest expectation first."""
+    parts = []
+    for name, ms in parts_ms.items():
         follows = FOLLOWS.get(name)
         ratio = reached = (ratios[follows] if follows else None) or 1.0
         if follows == "compute" and seen:
-            reached = ratio ** (seen.attention if name == "attention" else seen.everything_else)
-        scaled.append(Part(name, ms, follows, min(ratio, reached), max(ratio, reached)))
-    return scaled
+            reached = ratio ** seen["attention" if name == "attention" else "everything_else"]
+        low, high = sorted((ratio, reached))
+        parts.append({"name": name, "old_ms": ms, "follows": follows, "low": low, "high": high})
+    whole = {end: old_ms / sum(p["old_ms"] / p[end] for p in parts) for end in ("low", "high")}
+    return {"old_ms": old_ms, "parts": parts} | whole
 
 
-def back_test(old: Box, new: Box, seen: Seen | None) -> list[dict]:
+def back_test(old: Box, new: Box, seen: dict | None) -> list[dict]:
     """Projection of the old box to the new one's GPU beside what was measured there, one row a step both have.
 
     `seen` comes from a decomposed step of the published pair: for the published pair its row only shows the
@@ -143,20 +104,21 @@ def back_test(old: Box, new: Box, seen: Seen | None) -> list[dict]:
         measured_ms.setdefault(f"{step.seq_len} (decomposed)", step.step_ms)
     rows = []
     for step in project(old, pair.old if pair else None, new.gpu, seen):
-        if new_ms := measured_ms.pop(step.label, None):
-            measured = step.old_ms / new_ms
-            row = {"label": step.label, "low": step.low, "high": step.high, "measured": measured}
-            row["inside"] = step.low - 1e-4 <= measured <= step.high + 1e-4
-            rows.append(row | {"error": math.sqrt(step.low * step.high) / measured - 1})
+        if new_ms := measured_ms.pop(step["label"], None):
+            low, high, measured = step["low"], step["high"], step["old_ms"] / new_ms
+            row = {"label": step["label"], "low": low, "high": high, "measured": measured}
+            row["inside"] = low - 1e-4 <= measured <= high + 1e-4
+            rows.append(row | {"error": math.sqrt(low * high) / measured - 1})
     return rows
 
 
-def advice(steps: list[Projected], price_ratio: float) -> tuple[str, dict[str, list[str]]]:
+def advice(steps: list[dict], price_ratio: float) -> tuple[str, dict[str, list[str]]]:
     """("rent", "not worth renting" or "likely buy", labels of steps under, around and over break-even).
 
     Break-even is a speedup equal to the price ratio: inside a range it takes a measurement to tell.
     """
     sides: dict[str, list[str]] = {"under": [], "around": [], "over": []}
     for s in steps:
-        sides["under" if s.high < price_ratio else "over" if s.low > price_ratio else "around"].append(s.label)
+        side = "under" if s["high"] < price_ratio else "over" if s["low"] > price_ratio else "around"
+        sides[side].append(s["label"])
     return "rent" if sides["around"] else "likely buy" if sides["over"] else "not worth renting", sides
