@@ -390,7 +390,7 @@ def test_command_on_two_sweeps_of_one_cpu(tmp_path):
     new = write(tmp_path / "two", run(run_id="b2", **CPU), {n: ms * 1.0005 for n, ms in times.items()})
     code, page, _ = upgrade(old, new, "--price-ratio", "1")
     assert code == 0 and "a CPU and no GPU" in page and page.count("~ [") == 4  # speed and money, both lengths
-    assert "EPYC (OLD)" in page and "(n=10)" in page
+    assert "EPYC (OLD)" in page and "10, 10" in page
 
 
 def test_command_refuses_another_stack_and_names_every_difference(tmp_path):

@@ -15,17 +15,19 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.report import tables
-from harness.report.box import Box, Point
+from harness.report import comparing, tables
 from harness.report.tables import View
+from harness.report.verdict import ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GREY, GREEN = "#595959", "#009E73"
-OLD = {"color": "#0072B2", "marker": "o", "linestyle": "-"}
-NEW = {"color": "#D55E00", "marker": "s", "linestyle": "--", "markerfacecolor": "none", "markersize": 8}
+LOOKS = {
+    "old": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "new": {"color": "#D55E00", "marker": "s", "linestyle": "--", "markerfacecolor": "none", "markersize": 8},
+}
 BUCKETS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#BBBBBB"]
 HATCHES = ["", "//", "..", "\\\\", "xx", "++", ""]
 PANEL_INCHES = (5.4, 3.9)
@@ -64,9 +66,9 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def _title(v: View) -> str:
-    lines = [f"{v.old.name} and {v.new.name}"]
+    lines = [" and ".join(tables.names(v.result).values())]
     if "speed" in v.result:
-        table = tables.speedup(v)
+        table = tables.make(v)["speedup"]
         lines[0] += ": " + table.title.partition("(")[2].rstrip(")")
         lines += [note.replace("**", "") for note in table.notes]
         if "published" in (v.pair.old.run.source, v.pair.new.run.source):
@@ -77,16 +79,16 @@ def _title(v: View) -> str:
 def _panels(v: View) -> list[tuple]:
     """(title, label of the y axis, function that draws it)."""
     found: list[tuple] = []
-    ratio = f"{v.new.name} over {v.old.name}"
+    old, new = tables.names(v.result).values()
     if "speed" in v.result:
         rate = "model TFLOPS per GPU" if _quantity(v) == "tflops" else "tokens/s per GPU"
-        found += [("Throughput", rate, _throughput), ("Speedup", ratio, _speedup)]
+        found += [("Throughput", rate, _throughput), ("Speedup", f"{new} over {old}", _speedup)]
         if any(p["attention_share"] for p in v.result["speed"]["points"]):
             found.append(("Attention share of the work", "% of a step's model FLOPs", _share))
         found.append(("Peak memory", "GiB, worst GPU", _memory))
         if price := v.result["money"]["price_ratio"]:
             found.append((f"Cost of a million tokens at price ratio {price:g}", v.result["money"]["unit"], _cost))
-    if any(tables.matched(v)):
+    if comparing.matched(v.old, v.new):
         found.append(("Where the time of a step goes", "ms", _buckets))
     if v.old.attention or v.new.attention:
         found.append(("Attention alone, forward + backward", "TFLOPS, kernel count", _attention))
@@ -99,20 +101,21 @@ def _quantity(v: View) -> str:
     return "tflops" if any(r["tflops"] for r in rows) else "tokens_per_s_per_gpu"
 
 
-def _sides(v: View) -> list[tuple[int, str, Box, dict]]:
-    return [(0, "old", v.old, OLD), (1, "new", v.new, NEW)]
+def _sides(v: View) -> list[tuple[str, str, dict]]:
+    """(side, name, look) of the two boxes."""
+    return [(side, name, LOOKS[side]) for side, name in tables.names(v.result).items()]
 
 
 def _lengths(axes: Axes, lengths: list[int]) -> None:
+    """The x axis; a label that would touch the one right of it is left out."""
     axes.set_xlabel("sequence length, tokens")
     if lengths:
         axes.set_xscale("log", base=2)
-        labels, right = [], math.inf
-        for n in sorted(lengths, reverse=True):  # a label that would touch the one right of it is left out
-            free = right >= 1.4 * n
-            labels.insert(0, (f"{n // 1024}k" if n % 1024 == 0 else str(n)) if free else "")
-            right = n if free else right
-        axes.set_xticks(lengths, labels)
+        labels, right = {}, math.inf
+        for n in sorted(lengths, reverse=True):
+            if right >= 1.4 * n:
+                labels[n], right = f"{n // 1024}k" if n % 1024 == 0 else str(n), n
+        axes.set_xticks(lengths, [labels.get(n, "") for n in lengths])
         axes.set_xticks([], minor=True)
         axes.set_xlim(min(lengths) / 1.3, max(lengths) * 1.3)
 
@@ -125,13 +128,13 @@ def _line(axes: Axes, lengths: list[int], values: list[float | None], label: str
         axes.errorbar(lengths, ys, errors, label=label, linewidth=1.6, capsize=3, **style)
 
 
-def _gaps(axes: Axes, found: list[tuple[int, Point | None]], style: dict, row: int) -> None:
+def _gaps(axes: Axes, v: View) -> None:
     """The word for why a box has no figure, in its colour, over the axis."""
-    for n, point in found:
-        word = tables.WORDS["not_run"] if point is None else tables.WORDS.get(point.outcome)
-        if word:
-            at = {"xytext": (10 * row - 5, 4), "textcoords": "offset points", "rotation": 90, "ha": "center"}
-            axes.annotate(word, (n, 0), color=style["color"], fontsize=8, fontweight="bold", **at)
+    for x, (side, _, look) in zip((-5, 5), _sides(v), strict=True):
+        at = {"xytext": (x, 4), "textcoords": "offset points", "rotation": 90, "ha": "center"}
+        for p in v.result["speed"]["points"]:
+            if word := tables.WORDS.get(p[side]["outcome"]):
+                axes.annotate(word, (p["seq_len"], 0), color=look["color"], fontsize=8, fontweight="bold", **at)
 
 
 def _note(axes: Axes, text: str, x: float, y: float, up: float, **style) -> None:
@@ -146,26 +149,25 @@ def _legend(axes: Axes, **place) -> None:
 def _throughput(axes: Axes, v: View) -> None:
     rows, key = v.result["speed"]["points"], _quantity(v)
     lengths = [p["seq_len"] for p in rows]
-    for i, side, box, style in _sides(v):
+    for side, name, style in _sides(v):
         errors = []
         for p in (p[side] for p in rows):
-            sure = p["ci_ms"] and p[key]
-            slow, fast = (p["median_ms"] / ms for ms in reversed(p["ci_ms"])) if sure else (1, 1)
-            errors.append((p[key] * max(0, 1 - slow), p[key] * max(0, fast - 1)) if sure else (0, 0))
-        _line(axes, lengths, [p[side][key] for p in rows], box.name, style, errors)
-        _gaps(axes, [(n, v.points(n)[i]) for n in lengths], style, i)
+            fast, slow = (p["median_ms"] / ms for ms in p["ci_ms"]) if p["ci_ms"] else (1, 1)
+            errors.append(((p[key] or 0) * max(0, 1 - slow), (p[key] or 0) * max(0, fast - 1)))
+        _line(axes, lengths, [p[side][key] for p in rows], name, style, errors)
+    _gaps(axes, v)
     _lengths(axes, lengths)
     _legend(axes)
 
 
 def _speedup(axes: Axes, v: View) -> None:
-    found = {p["seq_len"]: tables.ratio_of(p["speedup"]) if p["speedup"] else None for p in v.result["speed"]["points"]}
+    found = {p["seq_len"]: ratio(p["speedup"]) if p["speedup"] else None for p in v.result["speed"]["points"]}
     errors = [(r.value - r.low, r.high - r.value) if r and r.low is not None else (0, 0) for r in found.values()]
     style = {"color": "black", "marker": "D", "linestyle": "-"}
     _line(axes, list(found), [r and r.value for r in found.values()], "tokens per second", style, errors)
     for key, name, dash in (("compute", "peak bf16", "--"), ("bandwidth", "memory bandwidth", ":")):
-        if ratio := v.result["speed"]["ratios"].get(key):
-            axes.axhline(ratio, color=GREY, linestyle=dash, linewidth=1.2, label=f"{name}, {ratio:.2f}")
+        if promised := v.result["speed"]["ratios"].get(key):
+            axes.axhline(promised, color=GREY, linestyle=dash, linewidth=1.2, label=f"{name}, {promised:.2f}")
     axes.axhline(1, color=GREY, linewidth=0.8)
     for n, r in found.items():
         if r:
@@ -186,14 +188,15 @@ def _share(axes: Axes, v: View) -> None:
 
 def _memory(axes: Axes, v: View) -> None:
     lengths = [p["seq_len"] for p in v.result["speed"]["points"]]
-    for i, side, box, style in _sides(v):
-        points = [(n, v.points(n)[i]) for n in lengths]
-        _line(axes, lengths, [p.peak_mem_gib if p else None for _, p in points], box.name, style)
-        _gaps(axes, points, style, i)
+    for (side, name, style), sweep in zip(_sides(v), (v.pair.old, v.pair.new), strict=True):
+        _line(
+            axes, lengths, [sweep.points[n].peak_mem_gib if n in sweep.points else None for n in lengths], name, style
+        )
         if limit := v.result["memory"][side]["capacity_gib"]:
             axes.axhline(limit, color=style["color"], linestyle=style["linestyle"], linewidth=1)
             at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(f"{box.name}: {limit:g}", (0.02, limit), (0, 2), color=style["color"], fontsize=8, **at)
+            axes.annotate(f"{name}: {limit:g}", (0.02, limit), (0, 2), color=style["color"], fontsize=8, **at)
+    _gaps(axes, v)
     _lengths(axes, lengths)
     _legend(axes, loc="center left")
 
@@ -201,36 +204,31 @@ def _memory(axes: Axes, v: View) -> None:
 def _cost(axes: Axes, v: View) -> None:
     rows = v.result["money"]["points"]
     lengths = [p["seq_len"] for p in rows]
-    for _, side, box, style in _sides(v):
-        _line(axes, lengths, [p[f"{side}_per_mtoken"] for p in rows], box.name, style)
+    for side, name, style in _sides(v):
+        _line(axes, lengths, [p[f"{side}_per_mtoken"] for p in rows], name, style)
     _lengths(axes, lengths)
     _legend(axes)
 
 
 def _buckets(axes: Axes, v: View) -> None:
+    """Two bars a pair of decomposed steps; a bucket has the same look in all of them."""
     labels: dict[float, str] = {}
     looks: dict[str, dict] = {}
-    for i, (run, *pair) in enumerate(tables.matched(v)):
-        for j, (d, box) in enumerate(zip(pair, (v.old, v.new), strict=True)):
+    for i, pair in enumerate(comparing.matched(v.old, v.new)):
+        split = "full" if all(step.full for _, step in pair) else "two"
+        for j, ((run, step), name) in enumerate(zip(pair, tables.names(v.result).values(), strict=True)):
             bottom, x = 0.0, 2.6 * i + j
-            for bucket in d.full if all(d.full for d in pair) else d.two:
-                look = looks.get(bucket.name)
+            for bucket in getattr(step, split):
+                label = None if bucket.name in looks else bucket.name.replace("_", " ")
                 k = len(looks) % len(BUCKETS)
-                looks.setdefault(bucket.name, {"color": BUCKETS[k], "hatch": HATCHES[k]})
-                axes.bar(
-                    x,
-                    bucket.ms,
-                    0.8,
-                    bottom,
-                    label=None if look else bucket.name.replace("_", " "),
-                    **looks[bucket.name],
-                )
-                if bucket.ms > 0.06 * max(d.step_ms for d in pair):
-                    box_style = {"boxstyle": "round,pad=0.15", "color": "white"}
-                    _note(axes, f"{bucket.ms:.0f}", x, bottom + bucket.ms / 2, -3, bbox=box_style)
+                look = looks.setdefault(bucket.name, {"color": BUCKETS[k], "hatch": HATCHES[k]})
+                axes.bar(x, bucket.ms, 0.8, bottom, label=label, **look)
+                if bucket.ms > 0.06 * max(step.step_ms for _, step in pair):
+                    frame = {"boxstyle": "round,pad=0.15", "color": "white"}
+                    _note(axes, f"{bucket.ms:.0f}", x, bottom + bucket.ms / 2, -3, bbox=frame)
                 bottom += bucket.ms
             recipe = tables.recipe_name(run.recipe) if run.recipe else ""
-            labels[x] = f"{box.name}\n{d.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
+            labels[x] = f"{name}\n{step.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
     axes.set_xticks(list(labels), list(labels.values()), fontsize=8)
     axes.set_xlim(-0.7, max(labels) + 2)  # room for the legend
     _legend(axes, loc="upper right", fontsize=8)
@@ -238,13 +236,13 @@ def _buckets(axes: Axes, v: View) -> None:
 
 def _attention(axes: Axes, v: View) -> None:
     lengths: set[int] = set()
-    for _, _, box, style in _sides(v):
+    for (_, name, style), box in zip(_sides(v), (v.old, v.new), strict=True):
         best = tables.fastest(box)
         lengths |= {key[0] for key in best}
         for mode in sorted({key[1:] for key in best}):
             times = sorted((t for key, t in best.items() if key[1:] == mode), key=lambda t: t.seqlen)
             values = [t.fwd_bwd_tflops for t in times]
             look = style | ({"alpha": 0.5} if mode[0] == "sustained" else {})
-            _line(axes, [t.seqlen for t in times], values, f"{box.name} {times[0].backend}, {mode[0]}", look)
+            _line(axes, [t.seqlen for t in times], values, f"{name} {times[0].backend}, {mode[0]}", look)
     _lengths(axes, sorted(lengths))
     _legend(axes, fontsize=8)

@@ -1,4 +1,4 @@
-"""Every table of the report, in Markdown, from two boxes. No plotting library is needed.
+"""Every table of the report: in Markdown for the README, the same ones on should_upgrade.py's page.
 
     view = tables.view(read_box("results/a"), read_box("results/b"), decision.Options(price_ratio=2))
     print(tables.make(view)["speedup"].markdown())
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from harness import flops, gpus, records
 from harness.gpus import Gpu
 from harness.report import comparing, decision
-from harness.report.box import Box, Point
-from harness.stats import Ratio
+from harness.report.box import Box
+from harness.report.verdict import about, ratio
 
 WORDS = {"oom": "OOM", "failed": "failed", "not_run": "not run"}
 SPECIFICATIONS = {name: f"{name} dense, TFLOPS" for name in gpus.DTYPES} | {
@@ -43,6 +43,12 @@ class Table:
         return "\n\n".join([f"**{self.title}**", body, *self.notes]) + "\n"
 
 
+def of_columns(title: str, columns: dict[str, list[str]], optional: dict[str, list[str]]) -> Table:
+    """A table by its columns; an optional one is left out when all of it is unknown."""
+    columns = columns | {name: cells for name, cells in optional.items() if set(cells) != {"-"}}
+    return Table(title, list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
+
+
 @dataclass
 class View:
     """Two boxes, the pair of their sweeps (None: there is none to compare) and the decision about them."""
@@ -52,12 +58,6 @@ class View:
     pair: comparing.Pair | None
     result: dict
 
-    def header(self, *units: str) -> list[str]:
-        return [f"{box.name} {unit}".strip() for box in (self.old, self.new) for unit in units]
-
-    def points(self, seq_len: int) -> tuple[Point | None, Point | None]:
-        return self.pair.old.points.get(seq_len), self.pair.new.points.get(seq_len)
-
 
 def view(old: Box, new: Box, options: decision.Options) -> View:
     return View(old, new, comparing.pair(old, new), decision.decide(old, new, options))
@@ -65,34 +65,46 @@ def view(old: Box, new: Box, options: decision.Options) -> View:
 
 def make(v: View) -> dict[str, Table]:
     """Every table there is data for, by name, in the order of the report."""
-    found: dict[str, Table | None] = {}
+    found: dict[str, Table] = {}
     if v.old.gpu and v.new.gpu:
         found["specifications"] = specifications(v.old.gpu, v.new.gpu)
         found["ceilings"] = ceilings(v.old.gpu, v.new.gpu, v.old, v.new)
     if v.pair:
         found["environment"] = environment(v)
     if "speed" in v.result:
-        found |= {"speedup": speedup(v), "memory": memory(v), "capacity": capacity(v), "price": price(v)}
+        found |= {"speedup": speedup(v.result, "TFLOPS", "MFU"), "memory": memory(v)}
+        found |= {"capacity": capacity(v.result), "price": price(v.result)}
+        if v.pair.new.run.gpu.device == "cpu":
+            found["speedup"].notes.append("These figures describe a CPU and no GPU.")
     found |= {"decomposition": decomposition(v), "liger": liger(v), "attention": attention(v), "stacks": stacks(v)}
-    return {name: table for name, table in found.items() if table and table.rows}
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def names(result: dict) -> dict[str, str]:
+    """What the two boxes go by, by their side."""
+    old, new = result["question"]["old"], result["question"]["new"]
+    return {"old": old, "new": new} if old != new else {"old": f"{old} (OLD)", "new": f"{new} (NEW)"}
+
+
+def headed(result: dict, *units: str) -> list[str]:
+    return [f"{name} {unit}" for name in names(result).values() for unit in units]
+
+
+def known(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def figure(value: float | None) -> str:
     """Three digits, all of them from 100 on: 7.42, 14.3, 141, 1453."""
-    return "-" if value is None else f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return known(value, "{:.3g}" if value is None or abs(value) < 100 else "{:.0f}")
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return known(value, "{:.0%}")
 
 
 def quotient(old: float | None, new: float | None) -> str:
     return f"{new / old:.2f}" if old and new else "-"
-
-
-def ratio_of(found: dict) -> Ratio:
-    """The decision's ratio as one that prints itself."""
-    return Ratio(found["value"], found["low"], found["high"])
 
 
 def recipe_name(recipe: records.Recipe) -> str:
@@ -104,11 +116,14 @@ def recipe_name(recipe: records.Recipe) -> str:
     return " + ".join([f"ZeRO-{recipe.zero_stage}", *(name for name, on in parts.items() if on)])
 
 
-def _cell(point: Point | None, text: str) -> str:
+def setup_name(setup: dict) -> str:
+    """The recipe in a part of the decision."""
+    return recipe_name(records.Recipe(**setup["recipe"])) if setup["recipe"] else "unknown recipe"
+
+
+def _cell(point: dict, text: str) -> str:
     """The text, or the word for why there is no figure."""
-    if point is None:
-        return WORDS["not_run"]
-    return f"partial (n={point.n})" if point.outcome == "partial" else WORDS.get(point.outcome, text)
+    return f"partial (n={point['n']})" if point["outcome"] == "partial" else WORDS.get(point["outcome"], text)
 
 
 def specifications(old: Gpu, new: Gpu) -> Table:
@@ -131,16 +146,15 @@ def ceilings(old: Gpu, new: Gpu, *boxes: Box) -> Table:
         header += [f"{old.label}, this box", f"{new.label}, this box", "ratio"]
     rows, stacks = [], []
     for name in gpus.DTYPES:
-        best = [gpu.ceilings[name].tflops if name in gpu.ceilings else None for gpu in (old, new)]
-        mine = [side.get(name) for side in own]
-        if not any(best + mine):
-            continue
-        row = [name]
-        for gpu, value in zip((old, new), best, strict=True):
-            row += [f"{value:.1f}", f"{value / getattr(gpu, name):.1%}"] if value else ["-", "-"]
-            stacks += [f"{gpu.label} {name} {gpu.ceilings[name].torch}"] if value else []
-        row.append(quotient(*best))
-        rows.append(row + [*map(figure, mine), quotient(*mine)] if any(own) else row)
+        row, best, mine = [name], [], [found.get(name) for found in own]
+        for gpu in (old, new):
+            ceiling = gpu.ceilings.get(name)
+            best.append(ceiling and ceiling.tflops)
+            row += [f"{best[-1]:.1f}", f"{best[-1] / getattr(gpu, name):.1%}"] if ceiling else ["-", "-"]
+            stacks += [f"{gpu.label} {name} {ceiling.torch}"] if ceiling else []
+        if any(best + mine):
+            row.append(quotient(*best))
+            rows.append(row + [*map(figure, mine), quotient(*mine)] if any(own) else row)
     note = f"Published with different stacks, so not a matched comparison: torch of {', '.join(stacks)}."
     return Table("Matmul ceilings", header, rows, [note] if stacks else [])
 
@@ -148,128 +162,134 @@ def ceilings(old: Gpu, new: Gpu, *boxes: Box) -> Table:
 def environment(v: View) -> Table:
     """What ran on both boxes."""
 
-    def facts(r: records.Run) -> dict:
-        attention, stack = r.attention, r.stack
+    def facts(run: records.Run) -> dict:
+        stack, attention, model = run.stack, run.attention, run.model
+        versions = (stack.python, stack.transformers, stack.liger_kernel)
         return {
-            "GPU": f"{r.gpu.count}x {r.gpu.name}",
+            "GPU": f"{run.gpu.count}x {run.gpu.name}",
             "attention": attention and ", ".join(filter(None, (attention.backend, stack.attention_package))),
             "torch / CUDA": f"{stack.torch} / {stack.cuda or '-'}",
             "deepspeed": stack.deepspeed,
-            "python / transformers / liger": " / ".join(
-                x or "-" for x in (stack.python, stack.transformers, stack.liger_kernel)
-            ),
-            "model": r.model and f"{r.model.name}, {r.model.weights} weights",
-            "recipe": r.recipe and recipe_name(r.recipe),
-            "driver": r.gpu.driver,
-            "links": ", ".join(r.gpu.links),
-            "host": r.host.cpu,
-            "source": r.source,
+            "python / transformers / liger": " / ".join(version or "-" for version in versions),
+            "model": model and f"{model.name}, {model.weights} weights",
+            "recipe": run.recipe and recipe_name(run.recipe),
+            "driver": run.gpu.driver,
+            "links": ", ".join(run.gpu.links),
+            "host": run.host.cpu,
+            "source": run.source,
         }
 
     old, new = facts(v.pair.old.run), facts(v.pair.new.run)
-    rows = [[name, str(old[name] or "-"), str(new[name] or "-")] for name in old if old[name] or new[name]]
-    return Table("Environment", ["", *v.header("")], rows)
+    rows = [[name, old[name] or "-", new[name] or "-"] for name in old if old[name] or new[name]]
+    return Table("Environment", ["", *names(v.result).values()], rows)
 
 
-def speedup(v: View) -> Table:
-    """Rates by length and how many times faster."""
-    points = v.result["speed"]["points"]
-    stepped = any(p[side]["n"] for p in points for side in ("old", "new"))
-    rows = []
-    for p in points:
-        row = [str(p["seq_len"]), share(p["attention_share"])]
-        for side, point in zip((p["old"], p["new"]), v.points(p["seq_len"]), strict=True):
-            row += [_cell(point, figure(side["tflops"])), _cell(point, share(side["mfu"]))]
-        row.append(str(ratio_of(p["speedup"])) if p["speedup"] else "")
-        rows.append(row + [f"{p['old']['n']}, {p['new']['n']}"] if stepped else row)
-    header = ["seqlen", "attention share of FLOPs", *v.header("TFLOPS", "MFU"), "speedup", *["steps"] * stepped]
-    run, notes = v.pair.new.run, []
-    what = [run.model and run.model.name, run.recipe and recipe_name(run.recipe), f"{run.world_size} ranks"]
-    if different := v.result["comparable"]["differences"]:
-        notes.append(f"**Not comparable**: {'; '.join(different)}.")
-    if run.gpu.device == "cpu":
-        notes.append("These figures describe a CPU and no GPU.")
-    return Table(f"Speedup by sequence length ({', '.join(filter(None, what))})", header, rows, notes)
+def speedup(result: dict, *units: str) -> Table:
+    """By length: of each box the units wanted of ms, TFLOPS and MFU; how many times faster; where that lands between
+    the ratios of the specifications; and the steps it was made of."""
+    points, compared = result["speed"]["points"], result["comparable"]
+    columns = {"seqlen": [str(p["seq_len"]) for p in points]}
+    columns["attention share of FLOPs"] = [share(p["attention_share"]) for p in points]
+    texts = {
+        "ms": lambda p: known(p["median_ms"], "{:,.0f}"),
+        "TFLOPS": lambda p: figure(p["tflops"]),
+        "MFU": lambda p: share(p["mfu"]),
+    }
+    for side, name in names(result).items():
+        for unit in units:
+            columns[f"{name} {unit}"] = [_cell(p[side], texts[unit](p[side])) for p in points]
+    columns["speedup"] = [str(ratio(p["speedup"])) if p["speedup"] else "" for p in points]
+    steps = [(p["old"]["n"] or 0, p["new"]["n"] or 0) for p in points]
+    optional = {
+        "bandwidth to compute": [_position(p["position"]) for p in points],
+        "steps": [f"{old}, {new}" if old or new else "-" for old, new in steps],
+    }
+    what = [compared["model"], setup_name(compared), f"{compared['gpus']} ranks"]
+    table = of_columns(f"Speedup by sequence length ({', '.join(filter(None, what))})", columns, optional)
+    if "bandwidth to compute" in table.header:
+        table.notes.append(
+            "bandwidth to compute: from the ratio of the memory bandwidths (0%) to that of the peaks (100%)."
+        )
+    if compared["differences"]:
+        table.notes.append(f"**Not comparable**: {'; '.join(compared['differences'])}.")
+    return table
+
+
+def _position(at: float | None) -> str:
+    return "-" if at is None else "under" if at < 0 else "over" if at > 1 else f"{at:.0%}"
 
 
 def memory(v: View) -> Table:
     """Peak memory by length."""
     rows = []
     for p in v.result["speed"]["points"]:
-        cells = [_cell(x, f"{x.peak_mem_gib:.1f}" if x and x.peak_mem_gib else "-") for x in v.points(p["seq_len"])]
-        rows.append([str(p["seq_len"]), *cells])
-    return Table("Peak memory, reserved, worst rank", ["seqlen", *v.header("peak GiB")], rows)
-
-
-def capacity(v: View) -> Table:
-    """The fitted line of memory, and the lengths each box holds."""
-    part, columns = f"{v.result['memory']['usable_share']:.0%}", []
-    for m in (v.result["memory"]["old"], v.result["memory"]["new"]):
-        fit, lengths = m["fit"], [m["largest_usable"], m["largest_all"]]
-        columns.append({
-            "memory, GiB": figure(m["capacity_gib"]),
-            "longest that ran": str(m["largest_measured"] or "-"),
-            "out of memory at": ", ".join(map(str, m["out_of_memory"])) or "-",
-            "peak GiB, fitted": f"{fit['floor_gib']:.1f} + {fit['gib_per_token']:.5f} per token" if fit else "-",
-            "largest error of the fit, GiB": f"{fit['worst_error_gib']:.1f}" if fit else "-",
-            f"longest by the fit, {part} of the memory": f"{lengths[0] / 1000:.0f}k" if lengths[0] else "-",
-            "longest by the fit, all of it": f"{lengths[1] / 1000:.0f}k" if lengths[1] else "-",
-        })  # fmt: skip
-    rows = [[name, *(c[name] for c in columns)] for name in columns[0] if {c[name] for c in columns} != {"-"}]
-    note = f"{part} is what the published H200 could use of its 141 GB. A length by the fit was not measured."
-    return Table("What each box holds", ["", *v.header("")], rows, [note])
-
-
-def price(v: View) -> Table:
-    """Cost of a token by length; a speedup is the price ratio up to which the new box pays."""
-    money = v.result["money"]
-    ratio, rows = money["price_ratio"], []
-    for p in money["points"]:
-        row = [str(p["seq_len"]), str(ratio_of(p["break_even"]))]
-        if ratio:
-            row += [
-                f"{p['old_per_mtoken']:.3f}",
-                f"{p['new_per_mtoken']:.3f}",
-                f"{p['cost_change']:+.0%}",
-                p["outcome"],
-            ]
+        row = [str(p["seq_len"])]
+        for side, sweep in (("old", v.pair.old), ("new", v.pair.new)):
+            point = sweep.points.get(p["seq_len"])
+            row.append(_cell(p[side], known(point and point.peak_mem_gib, "{:.1f}")))
         rows.append(row)
-    header = ["seqlen", "break-even price ratio"]
-    header += [*v.header("cost of a million tokens"), "change", "per token"] if ratio else []
-    return Table(f"Price at a ratio of {ratio:.2f}, in {money['unit']}" if ratio else "Price", header, rows)
+    return Table("Peak memory, reserved, worst rank", ["seqlen", *headed(v.result, "peak GiB")], rows)
 
 
-def matched(v: View) -> Iterator[tuple[records.Run, records.Decomposition, records.Decomposition]]:
-    """Decomposed steps both boxes have, alike."""
-    for run, a in v.old.decompositions:
-        for other, b in v.new.decompositions:
-            if a.seq_len == b.seq_len and not any(comparing.compare(run, other)[:2]):
-                yield run, a, b
+def capacity(result: dict) -> Table:
+    """The fitted line of memory, and the lengths each box holds."""
+    sides = [result["memory"]["old"], result["memory"]["new"]]
+    fits, part = [side["fit"] for side in sides], f"{result['memory']['usable_share']:.0%}"
+    columns = {
+        "memory, GiB": [figure(side["capacity_gib"]) for side in sides],
+        "longest that ran": [known(side["largest_measured"], "{}") for side in sides],
+        "out of memory at": [", ".join(map(str, side["out_of_memory"])) or "-" for side in sides],
+        "peak GiB, fitted": [f and f"{f['floor_gib']:.1f} + {f['gib_per_token']:.5f} per token" or "-" for f in fits],
+        "largest error of the fit, GiB": [f"{f['worst_error_gib']:.1f}" if f else "-" for f in fits],
+        f"longest by the fit, {part} of the memory": [about(side["largest_usable"]) for side in sides],
+        "longest by the fit, all of it": [about(side["largest_all"]) for side in sides],
+    }
+    rows = [[name, *cells] for name, cells in columns.items() if set(cells) != {"-"}]
+    note = f"{part} is what the published H200 could use of its 141 GB. A length by the fit was not measured."
+    return Table("What each box holds", ["", *names(result).values()], rows, [note])
+
+
+def price(result: dict) -> Table:
+    """Cost and hours by common length; a speedup is the price ratio up to which the new box pays."""
+    money = result["money"]
+    ratio_given, points = money["price_ratio"], money["points"]
+    columns = {"seqlen": [str(p["seq_len"]) for p in points]}
+    columns["break-even price ratio"] = [str(ratio(p["break_even"])) for p in points]
+    optional = {"per token": [p["outcome"] or "-" for p in points]}
+    optional["change"] = [known(p["cost_change"], "{:+.0%}") for p in points]
+    units = {"per_mtoken": ("cost", "{:.3f}"), "hours": ("hours", "{:,.1f}"), "joules_per_token": ("J/token", "{:.3g}")}
+    for key, (unit, form) in units.items():
+        for side, name in names(result).items():
+            optional[f"{name} {unit}"] = [known(p[f"{side}_{key}"], form) for p in points]
+    table = of_columns(f"Price at a ratio of {ratio_given:.2f}" if ratio_given else "Price", columns, optional)
+    table.notes.append(
+        f"Cost: {money['unit']} per million tokens. Hours: {money['tokens']:.3g} tokens on {money['gpus']} GPUs. "
+        "Within 2 %, or inside the interval, is break-even."
+    )
+    return table
 
 
 def decomposition(v: View) -> Table:
     """Buckets of a step; the total's rate is of all of its work."""
-    rows, notes = [], []
-    for run, *steps in matched(v):
-        done, sides = flops.step_work(run, steps[0].seq_len), []
-        for d, box in zip(steps, (v.old, v.new), strict=True):
-            rate = done.total_tflop / d.step_ms * 1e3 if done else None
+    rows, notes = [], {}
+    for (run, a), (_, b) in comparing.matched(v.old, v.new):
+        n, done, sides = a.seq_len, flops.step_work(run, a.seq_len), []
+        for step, box in ((a, v.old), (b, v.new)):
+            rate = done.total_tflop / step.step_ms * 1e3 if done else None
             mfu = rate / box.gpu.bf16 if rate and box.gpu and box.gpu.bf16 else None
-            total = records.Bucket(name="total", ms=d.step_ms, tflops=rate, mfu=mfu)
-            two = {f"of two: {x.name}" if d.full else x.name: x for x in d.two}
-            sides.append({x.name: x for x in d.full} | two | {"total": total})
-        for name in (x for x in sides[0] if x in sides[1]):
-            pair = [side[name] for side in sides]
-            cells = [text for x in pair for text in (figure(x.ms), figure(x.tflops), share(x.mfu))]
-            recipe = recipe_name(run.recipe) if run.recipe else "-"
-            rows.append([str(steps[0].seq_len), recipe, name, *cells, quotient(pair[1].ms, pair[0].ms)])
+            total = records.Bucket(name="total", ms=step.step_ms, tflops=rate, mfu=mfu)
+            two = {f"of two: {x.name}" if step.full else x.name: x for x in step.two}
+            sides.append({x.name: x for x in step.full} | two | {"total": total})
+        recipe = recipe_name(run.recipe) if run.recipe else "-"
+        for name in (name for name in sides[0] if name in sides[1]):
+            old, new = sides[0][name], sides[1][name]
+            cells = [text for x in (old, new) for text in (figure(x.ms), figure(x.tflops), share(x.mfu))]
+            rows.append([str(n), recipe, name, *cells, quotient(new.ms, old.ms)])
         if done and all("attention" in side for side in sides):
             parts = " and ".join(share(side["attention"].ms / side["total"].ms) for side in sides)
-            notes.append(
-                f"Attention is {share(done.attention_share)} of the FLOPs at {d.seq_len}, {parts} of the time."
-            )
-    header = ["seqlen", "recipe", "bucket", *v.header("ms", "TFLOPS", "MFU"), "ratio"]
-    return Table("Where the time of a step goes", header, rows, list(dict.fromkeys(notes)))
+            notes[f"Attention is {share(done.attention_share)} of the FLOPs at {n}, {parts} of the time."] = None
+    header = ["seqlen", "recipe", "bucket", *headed(v.result, "ms", "TFLOPS", "MFU"), "ratio"]
+    return Table("Where the time of a step goes", header, rows, list(notes))
 
 
 def _published(v: View) -> dict:
@@ -280,25 +300,30 @@ def _published(v: View) -> dict:
 
 def liger(v: View) -> Table:
     """The same decomposed step without and with Liger."""
-    steps, said, rows = [s for s in matched(v) if s[0].recipe], _published(v).get("liger", {}), []
-    switched = {"use_liger": True, "liger_applied": True, "name": ""}
-    for run, a, b in steps:
-        if run.recipe.liger_applied:
-            continue
-        n, with_liger = str(a.seq_len), []
+    rows, said = [], _published(v).get("liger", {})
+    switched = {"use_liger": True, "liger_applied": True}
+
+    def row(word: str, change: str, old: records.Decomposition, new: records.Decomposition) -> list[str]:
+        peaks = figure(old.peak_mem_gib), figure(new.peak_mem_gib)
+        return [str(old.seq_len), word, *peaks, change, quotient(new.step_ms, old.step_ms)]
+
+    steps = [
+        (run.recipe.model_copy(update={"name": ""}), a, b)
+        for (run, a), (_, b) in comparing.matched(v.old, v.new)
+        if run.recipe
+    ]
+    for recipe, a, b in (step for step in steps if not step[0].liger_applied):
+        with_liger = []
         for other, c, d in steps:
-            alike = other.recipe.model_copy(update={"name": ""}) == run.recipe.model_copy(update=switched)
-            if alike and c.seq_len == a.seq_len:
+            if other == recipe.model_copy(update=switched) and c.seq_len == a.seq_len:
                 change = f"{c.step_ms / a.step_ms - 1:+.1%}, {d.step_ms / b.step_ms - 1:+.1%}"
-                peaks = [figure(c.peak_mem_gib), figure(d.peak_mem_gib)]
-                with_liger = [n, "on", *peaks, change, quotient(d.step_ms, c.step_ms)]
+                with_liger = row("on", change, c, d)
         if not with_liger and said.get("seq_len") == a.seq_len:
-            peaks, change = [figure(said["old_peak_gib"]), figure(said["new_peak_gib"])], said["step_time_within"]
-            with_liger = [n, "on", *peaks, f"within {change:.1%}", f"{said['speedup']:.2f}"]
-        if with_liger:
-            peaks = [figure(a.peak_mem_gib), figure(b.peak_mem_gib)]
-            rows += [[n, "off", *peaks, "", quotient(b.step_ms, a.step_ms)], with_liger]
-    return Table("Liger off and on", ["seqlen", "Liger", *v.header("peak GiB"), "change of step time", "speedup"], rows)
+            peaks, change = map(figure, (said["old_peak_gib"], said["new_peak_gib"])), said["step_time_within"]
+            with_liger = [str(a.seq_len), "on", *peaks, f"within {change:.1%}", f"{said['speedup']:.2f}"]
+        rows += [row("off", "", a, b), with_liger] if with_liger else []
+    header = ["seqlen", "Liger", *headed(v.result, "peak GiB"), "change of step time", "speedup"]
+    return Table("Liger off and on", header, rows)
 
 
 def fastest(box: Box) -> dict[tuple, records.AttentionTime]:
@@ -311,49 +336,50 @@ def attention(v: View) -> Table:
     """The attention kernel alone: the fastest each box has."""
     best = [fastest(v.old), fastest(v.new)]
     if not any(best) and (said := _published(v).get("attention")):
-        rows = [[n, f"{ratio:.2f}"] for n, ratio in said["speedup"].items()]
+        rows = [[n, f"{speed:.2f}"] for n, speed in said["speedup"].items()]
         return Table(f"Attention alone, forward + backward ({said['shape']})", ["seqlen", "ratio"], rows)
     rows = []
     for key in sorted({*best[0], *best[1]}):
         row, pair = [str(key[0]), key[1]], [side.get(key) for side in best]
         for t in pair:
-            figures = map(figure, (t.fwd_tflops, t.fwd_bwd_tflops, t.model_tflops)) if t else ("-", "-", "-")
-            row += [t.backend if t else "not run", *figures]
+            rates = (t.fwd_tflops, t.fwd_bwd_tflops, t.model_tflops) if t else (None, None, None)
+            row += [t.backend if t else "not run", *map(figure, rates)]
         rows.append([*row, quotient(*(t.fwd_bwd_tflops for t in pair)) if all(pair) else ""])
-    columns = v.header("kernel", "forward TFLOPS", "forward + backward TFLOPS", "TFLOPS by the model's count")
-    return Table("Attention alone", ["seqlen", "mode", *columns, "ratio"], rows)
+    units = ("kernel", "forward TFLOPS", "forward + backward TFLOPS", "TFLOPS by the model's count")
+    return Table("Attention alone", ["seqlen", "mode", *headed(v.result, *units), "ratio"], rows)
 
 
 def stacks(v: View) -> Table:
     """One GPU under several stacks: TFLOPS by torch and CUDA, at the length most of them have."""
-    rows, notes = [], []
-    for box in (v.old, v.new):
-        cells: dict[int, dict[tuple[str, tuple], float]] = {}
+    found, notes = [], []
+    for box, name in zip((v.old, v.new), names(v.result).values(), strict=True):
+        lengths: dict[int, dict[tuple[tuple, str], float]] = {}
         for sweep in box.sweeps:  # of two measurements of one stack the newer one stays
             torch, _, tag = sweep.run.stack.torch.partition("+")
             tag = tag or "cu" + (sweep.run.stack.cuda or "?").replace(".", "")
+            version = tuple(map(int, re.findall(r"\d+", torch)))  # 2.9 is before 2.10
             for n, p in sweep.points.items():
                 if p.outcome == "measured" and p.tflops and sweep.run.recipe == box.sweeps[0].run.recipe:
-                    cells.setdefault(n, {})[tag, tuple(map(int, re.findall(r"\d+", torch)))] = p.tflops
-        if cells and max(map(len, cells.values())) > 1:
-            n = min(cells, key=lambda n: (-len(cells[n]), n))
-            rows += [(box.name, str(n), tag, cells[n]) for tag in sorted({tag for tag, _ in cells[n]})]
-            notes.append(f"{box.name}: {_changes(cells[n])}.")
-    columns = sorted({torch for *_, found in rows for _, torch in found})
-    body = [
-        [*row, tag, *(f"{x:.1f}" if (x := found.get((tag, c))) else "-" for c in columns)] for *row, tag, found in rows
-    ]
-    header = ["GPU", "seqlen", "CUDA", *(f"torch {'.'.join(map(str, c))}" for c in columns)]
-    return Table("One GPU, several stacks, TFLOPS", header, body, notes)
+                    lengths.setdefault(n, {})[version, tag] = p.tflops
+        n = min(lengths, key=lambda n: (-len(lengths[n]), n), default=None)
+        if n and len(lengths[n]) > 1:
+            found += [(name, str(n), tag, lengths[n]) for tag in sorted({tag for _, tag in lengths[n]})]
+            notes.append(f"{name}: {_changes(lengths[n])}.")
+    versions = sorted({version for *_, rates in found for version, _ in rates})
+    rows = [[*row, tag, *(known(rates.get((x, tag)), "{:.1f}") for x in versions)] for *row, tag, rates in found]
+    header = ["GPU", "seqlen", "CUDA", *(f"torch {_dotted(version)}" for version in versions)]
+    return Table("One GPU, several stacks, TFLOPS", header, rows, notes)
 
 
-def _changes(found: dict[tuple[str, tuple], float]) -> str:
-    """What each step of torch or CUDA alone changed, then all of it."""
-    keys = sorted(found, key=lambda key: (key[1], key[0]))
-    lanes = [[k for k in keys if k[i] == value] for i in (0, 1) for value in sorted({k[i] for k in keys})] + [keys]
-    steps = [pair for lane in lanes[:-1] for pair in zip(lane, lane[1:], strict=False)]
-    steps += [(lane[0], lane[-1]) for lane in lanes]
-    name = {key: f"{'.'.join(map(str, key[1]))}/{key[0]}" for key in keys}
-    return ", ".join(
-        f"{name[a]} to {name[b]} {found[b] / found[a] - 1:+.1%}" for a, b in dict.fromkeys(steps) if a != b
-    )
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _changes(rates: dict[tuple[tuple, str], float]) -> str:
+    """What another torch or another CUDA alone changed, and all of it."""
+    stacks, texts = sorted(rates), []
+    for a, b in combinations(stacks, 2):
+        if a[0] == b[0] or a[1] == b[1] or (a, b) == (stacks[0], stacks[-1]):
+            before, after = (f"{_dotted(version)}/{tag}" for version, tag in (a, b))
+            texts.append(f"{before} to {after} {rates[b] / rates[a] - 1:+.1%}")
+    return ", ".join(texts)
