@@ -136,6 +136,32 @@ def test_the_longest_length_below_the_first_planned_one(make):
     assert 5000 - 1024 <= fits <= 5000
 
 
+def test_the_launcher_gets_the_very_gpus_that_are_visible(make, monkeypatch):
+    """case 24: by index, since the launcher reads no UUIDs; not the first ones, and not the variable."""
+    from harness.measure import lengths, telemetry
+
+    seen = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa4,GPU-aa6")
+    monkeypatch.setattr(telemetry, "used_bytes", lambda handle: 0)
+    monkeypatch.setattr(lengths.Sweep, "watch", lambda self, launch, tail, wanted: None)
+
+    class Noted:
+        def __init__(self, command, environment, log):
+            seen.append((command, environment))
+
+        def end(self):
+            pass
+
+    monkeypatch.setattr(lengths, "Launch", Noted)
+    s = make(lambda n, alone: None)
+    s.visible = box.Visible([4, 6], ["a", "b"], ["GPU-aa4", "GPU-aa6"], ["NVIDIA H200"] * 2)
+    sweep.Sweep.launch(s, [8192])
+    [(command, environment)] = seen
+    assert command[command.index("--include") + 1] == "localhost:4,6"
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_key_changes_with_what_matters_only(make):
     def key(*flags):
         return sweep.sweep_key(load(SweepSettings, list(flags)).resolve(False), box.Visible(), 2)
