@@ -59,7 +59,7 @@ def decide(old: Box, new: Box, options: Options) -> dict:
     result["money"] = _money(pair, result["speed"]["points"], options)
     if options.fleet:
         result["fleet"] = _fleet(old, new, pair, options)
-    result["verdict"] = verdict.verdicts(result, old.name, new.name)
+    result["verdict"] = verdict.verdicts(result)
     return result
 
 
@@ -71,10 +71,7 @@ def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] 
     new = Box(old.folder, target.label, target)
     sweep = max(comparing.joined(old), key=lambda s: len(comparing.lengths(s, "measured")), default=None)
     seen = projection.seen_ratios(*published) if published else None
-    try:
-        steps = projection.project(old, sweep, target, seen)
-    except ValueError as error:
-        raise NothingUsable(str(error)) from error
+    steps = projection.project(old, sweep, target, seen)
     if not steps:
         raise NothingUsable(f"{old.folder}: neither a measured length nor a decomposed step to project from")
     found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}

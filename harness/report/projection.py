@@ -15,7 +15,7 @@ import math
 from harness import flops
 from harness.gpus import Gpu
 from harness.report import comparing, fits
-from harness.report.box import Box, Sweep
+from harness.report.box import Box, NothingUsable, Sweep
 
 # Dense bf16 peaks, memory bandwidths, NVLink rates. The rest stays: copies (no host link is known), idle, fixed time.
 FOLLOWS = dict.fromkeys(("attention", "matmul", "dense", "everything else"), "compute")
@@ -43,11 +43,13 @@ def seen_ratios(old: Box, new: Box) -> dict | None:
 def project(box: Box, sweep: Sweep | None, target: Gpu, seen: dict | None) -> list[dict]:
     """Every measured length of the sweep, then every decomposed step of the box; low and high are speedups over it.
 
-    Raises ValueError when the compute or bandwidth ratio is not known: there is nothing to project with.
+    Raises NothingUsable when the compute or bandwidth ratio is not known: there is nothing to project with.
     """
     ratios = spec_ratios(box.gpu, target)
     if missing := [name for name in ("compute", "bandwidth") if ratios[name] is None]:
-        raise ValueError(f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with")
+        raise NothingUsable(
+            f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with"
+        )
     steps = []
     for n in comparing.lengths(sweep, "measured") if sweep else ():
         parts, basis = _split(box, sweep, n)

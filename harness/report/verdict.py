@@ -29,9 +29,9 @@ SIDES = {
 }
 
 
-def verdicts(result: dict, old: str, new: str) -> list[dict]:
+def verdicts(result: dict) -> list[dict]:
     """Of a complete result: what is not equal, a need that decides, then a sentence per regime."""
-    c, found = result["comparable"], []
+    c, old, new, found = result["comparable"], result["question"]["old"], result["question"]["new"], []
     if not c["ok"]:
         text = f"{old} and {new} differ in {'; '.join(c['differences'])}: what follows compares that too."
         found.append(_verdict("comparability", None, text, None, "an equal stack, model and recipe on both boxes"))
@@ -39,7 +39,7 @@ def verdicts(result: dict, old: str, new: str) -> list[dict]:
     evidence = {name: _evidence(name, result) for name in NAMES}
     for name, (ratios, basis) in evidence.items():
         if ratios:
-            row = _regime(name, ratios, basis, result, old, new)
+            row = _regime(name, ratios, basis, result)
         elif name in ("long", "short") and not evidence["unknown"][0]:
             share = "over two thirds" if name == "long" else "under one third"
             text = f"{NAMES[name]}: no common length has attention {share} of the FLOPs."
@@ -107,7 +107,7 @@ def _evidence(name: str, result: dict) -> tuple[dict[int, Ratio], str]:
     return {}, ""
 
 
-def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict, old: str, new: str) -> dict:
+def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict) -> dict:
     price, values = result["money"]["price_ratio"], [r.value for r in ratios.values()]
     low, high = min(values), max(values)
     speed = f"{between(low, high)} the speed ({basis})"
@@ -125,7 +125,7 @@ def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict, old: 
     else:
         text = f"{outcome}: {speed} for {price:.2f}x the price, "
         if outcome == cost.EVEN:
-            text += f"the same per token{_tie(result, max(ratios), old, new)}"
+            text += f"the same per token{_tie(result, max(ratios))}"
         elif outcome == cost.WINS:
             text += f"{between(1 - price / low, 1 - price / high, '{:.0%}')} less per token"
         else:
@@ -136,13 +136,13 @@ def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict, old: 
     return _verdict(name, outcome, sentence, decided_by, change + _packed(name, result))
 
 
-def _tie(result: dict, seq_len: int, old: str, new: str) -> str:
+def _tie(result: dict, seq_len: int) -> str:
     """At equal cost, time and memory decide."""
-    hours = next(([p["old_hours"], p["new_hours"]] for p in result["money"]["points"] if p["seq_len"] == seq_len), None)
-    text = f"; the tie goes to the shorter time ({hours[1]:.1f} h for {hours[0]:.1f} h at {seq_len})" if hours else ""
-    sizes = [result["memory"][side]["largest_usable"] for side in ("old", "new")]
-    if all(sizes) and sizes[1] > sizes[0]:
-        text += f" and the memory (by the fit {new} holds {about(sizes[1])} tokens, {old} {about(sizes[0])})"
+    hours = {p["seq_len"]: f"{p['new_hours']:.1f} h for {p['old_hours']:.1f} h" for p in result["money"]["points"]}
+    text = f"; the tie goes to the shorter time ({hours[seq_len]} at {seq_len})" if seq_len in hours else ""
+    (old, few), (new, many) = ((result["question"][s], result["memory"][s]["largest_usable"]) for s in ("old", "new"))
+    if few and many and many > few:
+        text += f" and the memory (by the fit {new} holds {about(many)} tokens, {old} {about(few)})"
     return text
 
 
@@ -157,8 +157,8 @@ def _held(name: str, result: dict) -> str:
 
 def _packed(name: str, result: dict) -> str:
     """Short documents in a long sequence have large matmuls, which a short step has not."""
-    d = result.get("documents")
-    if not d or name != "short" or d["regime"] != "short" or not d["fitted"]:
+    d = result.get("documents", {"fitted": None})
+    if name != "short" or not d["fitted"] or d["regime"] != "short":
         return ""
     return f"; or packing: in {d['seq_len']} tokens the sweep's fit expects {d['fitted']:.2f}x (DOC_LEN measures it)"
 
