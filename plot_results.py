@@ -42,62 +42,53 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 4
     view = tables.view(*boxes, args.options)
-    for side, box in zip(("OLD", "NEW"), boxes, strict=True):
-        for problem in box.problems:
-            print(f"{side}: {problem}", file=sys.stderr)
-    found = tables.make(view)
-    reasons = view.result["comparable"]["never"] + view.result["comparable"]["differences"]
+    for problem in view.result["question"]["problems"]:
+        print(problem, file=sys.stderr)
+    found, compared = texts(view), view.result["comparable"]
     if not found or (view.pair and "speed" not in view.result):
-        print(f"not comparable: {'; '.join(reasons) or 'no figures of the same kind'}", file=sys.stderr)
-        if found and not view.result["comparable"]["never"]:
-            print("--allow-mismatch goes on all the same, with this list in the output", file=sys.stderr)
+        reasons = compared["never"] + compared["differences"] or ["no figures of the same kind"]
+        hint = "; --allow-mismatch goes on all the same" if found and not compared["never"] else ""
+        print(f"not comparable: {'; '.join(reasons)}{hint}", file=sys.stderr)
         return 3
     try:
         if args.readme:
             text = args.readme.read_text(encoding="utf-8")
-            args.readme.write_text(filled(text, texts(view, found)), encoding="utf-8")
+            args.readme.write_text(filled(text, found), encoding="utf-8")
         elif args.tables or args.table:
-            print("\n".join(found[name].markdown() for name in chosen(args.table, found)), end="")
+            names = args.table or [name for name in found if name != "verdict"]
+            print("\n".join(pick(name, found) for name in names), end="")
         else:
-            return plot(view, args.output)
-    except KeyError as error:
+            from harness.report import figure
+
+            figure.save(figure.draw(view), args.output)
+            print(args.output)
+    except ImportError as error:
+        parser.error(f"{error}: pip install matplotlib, or --tables, which needs none")
+    except KeyError as error:  # a table or a GPU there is not
         parser.error(error.args[0])
+    except ValueError as error:  # an ending matplotlib does not write
+        parser.error(str(error))
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
 
-def plot(view: tables.View, path: Path) -> int:
-    """Draw, save, say where."""
-    from harness.report import figure
-
-    try:
-        figure.save(figure.draw(view), path)
-    except ImportError as error:
-        print(f"{error}: pip install matplotlib, or --tables, which needs none", file=sys.stderr)
-        return 2
-    except ValueError as error:  # an ending matplotlib does not write
-        print(error, file=sys.stderr)
-        return 2
-    print(path)
-    return 0
-
-
-def chosen(names: list[str], found: dict) -> list[str]:
-    """The names given, all without any. Raises KeyError for one there is no data for."""
-    for name in names:
-        if name not in found:
-            raise KeyError(f"no table {name!r} from these boxes; there are: {', '.join(found)}")
-    return names or list(found)
-
-
-def texts(view: tables.View, found: dict[str, tables.Table]) -> dict[str, str]:
+def texts(view: tables.View) -> dict[str, str]:
     """Every table in Markdown by its name, and "verdict": the end of should_upgrade.py's page, as it prints it."""
-    console = Console(file=io.StringIO(), width=110, highlight=False)
-    Page(view.result, console).verdict(view.result["verdict"])
-    verdict = f"```\n{console.file.getvalue().strip()}\n```\n"
-    return {name: table.markdown() for name, table in found.items()} | {"verdict": verdict}
+    found = {name: table.markdown() for name, table in tables.make(view).items()}
+    if "verdict" in view.result:
+        console = Console(file=io.StringIO(), width=110, highlight=False)
+        Page(view.result, console).verdict(view.result["verdict"])
+        found["verdict"] = f"```\n{console.file.getvalue().strip()}\n```\n"
+    return found
+
+
+def pick(name: str, found: dict):
+    """Raises KeyError with what there is instead."""
+    if name not in found:
+        raise KeyError(f"no table {name!r} from these boxes; there are: {', '.join(found)}")
+    return found[name]
 
 
 def filled(text: str, found: dict[str, str]) -> str:
@@ -106,11 +97,9 @@ def filled(text: str, found: dict[str, str]) -> str:
     def table(match: re.Match) -> str:
         name, *pair = match[2].split()
         if pair:
-            made = {"specifications": tables.specifications, "ceilings": tables.ceilings}
-            body = made[chosen([name], made)[0]](*map(gpus.by_key, pair)).markdown()
-        else:
-            body = found[chosen([name], found)[0]]
-        return f"{match[1]}{body}{match[3]}"
+            made = pick(name, {"specifications": tables.specifications, "ceilings": tables.ceilings})
+            return f"{match[1]}{made(*map(gpus.by_key, pair)).markdown()}{match[3]}"
+        return f"{match[1]}{pick(name, found)}{match[3]}"
 
     return MARKER.sub(table, text)
 
@@ -129,9 +118,8 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
         parser.error("NEW is missing: the result folder of the second box")
     if args.format:
         args.output = args.output.with_suffix(f".{args.format}")
-    args.options = decision.Options(
-        args.price_old, args.price_new, parser.price_ratio(args), allow_mismatch=args.allow_mismatch
-    )
+    prices = args.price_old, args.price_new, parser.price_ratio(args)
+    args.options = decision.Options(*prices, allow_mismatch=args.allow_mismatch)
     return parser, args
 
 

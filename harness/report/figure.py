@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,9 +71,8 @@ def _title(v: View) -> str:
     if "speed" in v.result:
         table = tables.make(v)["speedup"]
         lines[0] += ": " + table.title.partition("(")[2].rstrip(")")
-        lines += [note.replace("**", "") for note in table.notes]
-        if "published" in (v.pair.old.run.source, v.pair.new.run.source):
-            lines.append("published figures")
+        lines += [note.replace("**", "") for note in table.notes if not note.startswith("bandwidth")]
+        lines += ["published figures"] * (v.pair.new.run.source == "published")
     return "\n".join(textwrap.fill(line, 130) for line in lines)
 
 
@@ -106,26 +106,32 @@ def _sides(v: View) -> list[tuple[str, str, dict]]:
     return [(side, name, LOOKS[side]) for side, name in tables.names(v.result).items()]
 
 
-def _lengths(axes: Axes, lengths: list[int]) -> None:
-    """The x axis; a label that would touch the one right of it is left out."""
-    axes.set_xlabel("sequence length, tokens")
-    if lengths:
+def _finish(axes: Axes, lengths: Iterable[int] = (), **legend) -> None:
+    """The axis of lengths, where a label that would touch the one right of it is left out, and the legend."""
+    if lengths := sorted(lengths, reverse=True):
+        labels, right = [], math.inf
+        for n in lengths:
+            labels.append((f"{n // 1024}k" if n % 1024 == 0 else str(n)) if right >= 1.4 * n else "")
+            right = n if labels[-1] else right
+        axes.set_xlabel("sequence length, tokens")
         axes.set_xscale("log", base=2)
-        labels, right = {}, math.inf
-        for n in sorted(lengths, reverse=True):
-            if right >= 1.4 * n:
-                labels[n], right = f"{n // 1024}k" if n % 1024 == 0 else str(n), n
-        axes.set_xticks(lengths, [labels.get(n, "") for n in lengths])
+        axes.set_xticks(lengths, labels)
         axes.set_xticks([], minor=True)
-        axes.set_xlim(min(lengths) / 1.3, max(lengths) * 1.3)
+        axes.set_xlim(lengths[-1] / 1.3, lengths[0] * 1.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(**legend)
 
 
-def _line(axes: Axes, lengths: list[int], values: list[float | None], label: str, style: dict, errors=None) -> None:
-    """A line that breaks where there is no value; nothing when there is none. errors: one (below, above) each."""
-    if any(y is not None for y in values):
-        errors = list(zip(*errors, strict=True)) if errors and any(map(any, errors)) else None
-        ys = [math.nan if y is None else y for y in values]
-        axes.errorbar(lengths, ys, errors, label=label, linewidth=1.6, capsize=3, **style)
+def _lengths(v: View) -> list[int]:
+    return [p["seq_len"] for p in v.result["speed"]["points"]]
+
+
+def _line(axes: Axes, values: dict[int, float | None], label: str, look: dict, errors: list[tuple] = ()) -> None:
+    """A line over lengths that breaks where there is no value. errors: (below, above) of each value, or none."""
+    if any(y is not None for y in values.values()):
+        ys = [math.nan if y is None else y for y in values.values()]
+        bars = list(zip(*errors, strict=True)) if any(map(any, errors)) else None
+        axes.errorbar(list(values), ys, bars, label=label, linewidth=1.6, capsize=3, **look)
 
 
 def _gaps(axes: Axes, v: View) -> None:
@@ -141,30 +147,23 @@ def _note(axes: Axes, text: str, x: float, y: float, up: float, **style) -> None
     axes.annotate(text, (x, y), (0, up), "data", "offset points", fontsize=8, ha="center", **style)
 
 
-def _legend(axes: Axes, **place) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(**place)
-
-
 def _throughput(axes: Axes, v: View) -> None:
-    rows, key = v.result["speed"]["points"], _quantity(v)
-    lengths = [p["seq_len"] for p in rows]
-    for side, name, style in _sides(v):
+    points, key = v.result["speed"]["points"], _quantity(v)
+    for side, name, look in _sides(v):
         errors = []
-        for p in (p[side] for p in rows):
+        for p in (p[side] for p in points):
             fast, slow = (p["median_ms"] / ms for ms in p["ci_ms"]) if p["ci_ms"] else (1, 1)
             errors.append(((p[key] or 0) * max(0, 1 - slow), (p[key] or 0) * max(0, fast - 1)))
-        _line(axes, lengths, [p[side][key] for p in rows], name, style, errors)
+        _line(axes, {p["seq_len"]: p[side][key] for p in points}, name, look, errors)
     _gaps(axes, v)
-    _lengths(axes, lengths)
-    _legend(axes)
+    _finish(axes, _lengths(v))
 
 
 def _speedup(axes: Axes, v: View) -> None:
-    found = {p["seq_len"]: ratio(p["speedup"]) if p["speedup"] else None for p in v.result["speed"]["points"]}
+    found = {p["seq_len"]: p["speedup"] and ratio(p["speedup"]) for p in v.result["speed"]["points"]}
     errors = [(r.value - r.low, r.high - r.value) if r and r.low is not None else (0, 0) for r in found.values()]
-    style = {"color": "black", "marker": "D", "linestyle": "-"}
-    _line(axes, list(found), [r and r.value for r in found.values()], "tokens per second", style, errors)
+    look = {"color": "black", "marker": "D", "linestyle": "-"}
+    _line(axes, {n: r and r.value for n, r in found.items()}, "tokens per second", look, errors)
     for key, name, dash in (("compute", "peak bf16", "--"), ("bandwidth", "memory bandwidth", ":")):
         if promised := v.result["speed"]["ratios"].get(key):
             axes.axhline(promised, color=GREY, linestyle=dash, linewidth=1.2, label=f"{name}, {promised:.2f}")
@@ -172,42 +171,36 @@ def _speedup(axes: Axes, v: View) -> None:
     for n, r in found.items():
         if r:
             _note(axes, "~" if r.significant is False else f"{r.value:.2f}", n, r.value, -15)
-    _lengths(axes, list(found))
-    _legend(axes, loc="lower right")
+    _finish(axes, found, loc="lower right")
 
 
 def _share(axes: Axes, v: View) -> None:
-    found = {p["seq_len"]: p["attention_share"] and 100 * p["attention_share"] for p in v.result["speed"]["points"]}
-    _line(axes, list(found), list(found.values()), "attention", {"color": GREEN, "marker": "^", "linestyle": "-"})
-    for n, value in found.items():
+    shares = {p["seq_len"]: p["attention_share"] and 100 * p["attention_share"] for p in v.result["speed"]["points"]}
+    _line(axes, shares, "attention", {"color": GREEN, "marker": "^", "linestyle": "-"})
+    for n, value in shares.items():
         if value is not None:
             _note(axes, f"{value:.0f}", n, value, 7)
-    _lengths(axes, list(found))
+    _finish(axes, shares)
     axes.set_ylim(0, 95)
 
 
 def _memory(axes: Axes, v: View) -> None:
-    lengths = [p["seq_len"] for p in v.result["speed"]["points"]]
-    for (side, name, style), sweep in zip(_sides(v), (v.pair.old, v.pair.new), strict=True):
-        _line(
-            axes, lengths, [sweep.points[n].peak_mem_gib if n in sweep.points else None for n in lengths], name, style
-        )
+    for (side, name, look), sweep in zip(_sides(v), (v.pair.old, v.pair.new), strict=True):
+        peaks = {n: p.peak_mem_gib for n, p in sweep.points.items()}
+        _line(axes, {n: peaks.get(n) for n in _lengths(v)}, name, look)
         if limit := v.result["memory"][side]["capacity_gib"]:
-            axes.axhline(limit, color=style["color"], linestyle=style["linestyle"], linewidth=1)
+            axes.axhline(limit, color=look["color"], linestyle=look["linestyle"], linewidth=1)
             at = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(f"{name}: {limit:g}", (0.02, limit), (0, 2), color=style["color"], fontsize=8, **at)
+            axes.annotate(f"{name}: {limit:g}", (0.02, limit), (0, 2), color=look["color"], fontsize=8, **at)
     _gaps(axes, v)
-    _lengths(axes, lengths)
-    _legend(axes, loc="center left")
+    _finish(axes, _lengths(v), loc="center left")
 
 
 def _cost(axes: Axes, v: View) -> None:
-    rows = v.result["money"]["points"]
-    lengths = [p["seq_len"] for p in rows]
-    for side, name, style in _sides(v):
-        _line(axes, lengths, [p[f"{side}_per_mtoken"] for p in rows], name, style)
-    _lengths(axes, lengths)
-    _legend(axes)
+    points = v.result["money"]["points"]
+    for side, name, look in _sides(v):
+        _line(axes, {p["seq_len"]: p[f"{side}_per_mtoken"] for p in points}, name, look)
+    _finish(axes, [p["seq_len"] for p in points])
 
 
 def _buckets(axes: Axes, v: View) -> None:
@@ -216,14 +209,14 @@ def _buckets(axes: Axes, v: View) -> None:
     looks: dict[str, dict] = {}
     for i, pair in enumerate(comparing.matched(v.old, v.new)):
         split = "full" if all(step.full for _, step in pair) else "two"
-        for j, ((run, step), name) in enumerate(zip(pair, tables.names(v.result).values(), strict=True)):
+        for j, ((run, step), (_, name, _)) in enumerate(zip(pair, _sides(v), strict=True)):
             bottom, x = 0.0, 2.6 * i + j
             for bucket in getattr(step, split):
                 label = None if bucket.name in looks else bucket.name.replace("_", " ")
                 k = len(looks) % len(BUCKETS)
                 look = looks.setdefault(bucket.name, {"color": BUCKETS[k], "hatch": HATCHES[k]})
                 axes.bar(x, bucket.ms, 0.8, bottom, label=label, **look)
-                if bucket.ms > 0.06 * max(step.step_ms for _, step in pair):
+                if bucket.ms > 0.06 * step.step_ms:
                     frame = {"boxstyle": "round,pad=0.15", "color": "white"}
                     _note(axes, f"{bucket.ms:.0f}", x, bottom + bucket.ms / 2, -3, bbox=frame)
                 bottom += bucket.ms
@@ -231,18 +224,17 @@ def _buckets(axes: Axes, v: View) -> None:
             labels[x] = f"{name}\n{step.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
     axes.set_xticks(list(labels), list(labels.values()), fontsize=8)
     axes.set_xlim(-0.7, max(labels) + 2)  # room for the legend
-    _legend(axes, loc="upper right", fontsize=8)
+    _finish(axes, loc="upper right", fontsize=8)
 
 
 def _attention(axes: Axes, v: View) -> None:
     lengths: set[int] = set()
-    for (_, name, style), box in zip(_sides(v), (v.old, v.new), strict=True):
+    for (_, name, look), box in zip(_sides(v), (v.old, v.new), strict=True):
         best = tables.fastest(box)
         lengths |= {key[0] for key in best}
-        for mode in sorted({key[1:] for key in best}):
-            times = sorted((t for key, t in best.items() if key[1:] == mode), key=lambda t: t.seqlen)
-            values = [t.fwd_bwd_tflops for t in times]
-            look = style | ({"alpha": 0.5} if mode[0] == "sustained" else {})
-            _line(axes, [t.seqlen for t in times], values, f"{name} {times[0].backend}, {mode[0]}", look)
-    _lengths(axes, sorted(lengths))
-    _legend(axes, fontsize=8)
+        for shape in sorted({key[1:] for key in best}):
+            times = {key[0]: best[key] for key in sorted(best) if key[1:] == shape}
+            label = f"{name} {next(iter(times.values())).backend}, {shape[0]}"
+            faint = {"alpha": 0.5} if shape[0] == "sustained" else {}
+            _line(axes, {n: t.fwd_bwd_tflops for n, t in times.items()}, label, look | faint)
+    _finish(axes, lengths, fontsize=8)

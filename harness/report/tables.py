@@ -204,8 +204,8 @@ def speedup(result: dict, *units: str) -> Table:
         "bandwidth to compute": [_position(p["position"]) for p in points],
         "steps": [f"{old}, {new}" if old or new else "-" for old, new in steps],
     }
-    what = [compared["model"], setup_name(compared), f"{compared['gpus']} ranks"]
-    table = of_columns(f"Speedup by sequence length ({', '.join(filter(None, what))})", columns, optional)
+    what = ", ".join(filter(None, (compared["model"], setup_name(compared), f"{compared['gpus']} ranks")))
+    table = of_columns(f"Speedup by sequence length ({what})", columns, optional)
     if "bandwidth to compute" in table.header:
         table.notes.append(
             "bandwidth to compute: from the ratio of the memory bandwidths (0%) to that of the peaks (100%)."
