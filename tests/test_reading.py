@@ -256,6 +256,12 @@ def test_the_same_file_twice(tmp_path):  # case 80
     assert box.problems == ["results_h200.log: the same as copy.log, read once"]
 
 
+def test_a_file_that_cannot_be_read_is_said(tmp_path):
+    (tmp_path / "sweep_1.jsonl").mkdir()
+    box = read(tmp_path, head() + steps(USUAL))
+    assert only(box)[8192].n == 10 and box.problems == ["sweep_1.jsonl: Is a directory"]
+
+
 def test_too_few_steps(tmp_path):  # case 82
     oom = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.0 GiB\n"
     text = head() + steps(USUAL) + head(32768) + steps(USUAL[:4], 32768) + head(65536) + steps([1e4] * 4, 65536) + oom

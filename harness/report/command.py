@@ -18,12 +18,8 @@ class Parser(argparse.ArgumentParser):
         usage, _, details = doc.partition("\n")
         super().__init__(description=usage, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter)
         price = checked(cost.positive)
-        self.add_argument(
-            "old", nargs="?", metavar="OLD", help="result folder of the box you have (default: the published H200)"
-        )
-        self.add_argument(
-            "new", nargs="?", metavar="NEW", help="result folder of the box you consider (default: the published B200)"
-        )
+        self.add_argument("old", nargs="?", metavar="OLD", help="folder of the box you have (default: published H200)")
+        self.add_argument("new", nargs="?", metavar="NEW", help="folder of the box to weigh (default: published B200)")
         self.add_argument("--price-old", type=price, metavar="X", help="per GPU and hour")
         self.add_argument("--price-new", type=price, metavar="Y", help="per GPU and hour")
         self.add_argument("--price-ratio", type=price, metavar="R", help="new price / old price, if only that is known")

@@ -58,8 +58,11 @@ def _files(folder: Path, problems: list[str]) -> list[Path]:
         raise NothingUsable(f"{folder}: holds the folders of several boxes, name one: {', '.join(inner)}")
     first: dict[bytes, Path] = {}
     for path in files:
-        with path.open("rb") as data:
-            digest = hashlib.file_digest(data, "blake2b").digest()
+        try:
+            with path.open("rb") as data:
+                digest = hashlib.file_digest(data, "blake2b").digest()
+        except OSError:  # reading it will say why
+            digest = bytes(path)
         if first.setdefault(digest, path) is not path:
             problems.append(f"{path.name}: the same as {first[digest].name}, read once")
     return list(first.values())
