@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The lines of harness/ that no test reaches on this machine: without a GPU, those that only tests/gpu runs.
+#
+#   bash tests/coverage.sh                     all tests, then the list
+#   bash tests/coverage.sh -m "not slow"       arguments go to pytest
+#
+# Uses the environment that tests/run.sh made (TEST_VENV, or PYTHON=... for another interpreter). Ranks, launchers and
+# scripts are counted too, but for what they did after a SIGKILL took them by surprise.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-${TEST_VENV:-.venv-test}/bin/python}
+command -v "$python" >/dev/null || { echo "no $python: run bash tests/run.sh first" >&2; exit 2; }
+COVERAGE_FILE=$(mktemp -d)/coverage
+export COVERAGE_FILE DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
+trap 'rm -rf "${COVERAGE_FILE%/*}"' EXIT
+
+status=0
+"$python" -m coverage run -m pytest -q -p no:cacheprovider "$@" || status=$?
+"$python" -m coverage combine -q
+"$python" -m coverage report -m --include='harness/*'
+exit "$status"
