@@ -44,7 +44,7 @@ from rich.table import Table
 from harness import flops, gpus, records
 from harness.measure import box, matmul, memory, runs
 from harness.measure.settings import Settings, fail_setting, load
-from harness.measure.timing import Times, iterations_ms, summarise
+from harness.measure.timing import iterations_ms, summarise
 
 UNHEALTHY = 0.6
 
@@ -128,11 +128,11 @@ def collective(name: str, message: int, team: Team) -> float:
     """Bus bandwidth in GB/s for `message` bytes over all ranks, by the slowest rank of each of 20 iterations."""
     whole = torch.randn(message // 2 // team.world * team.world, device=team.mine[0]).bfloat16()
     part = whole[: len(whole) // team.world].clone()
-    run = {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-    }[name]
-    times = []
+    reduce, gather = (
+        functools.partial(dist.all_reduce, whole),
+        functools.partial(dist.all_gather_into_tensor, whole, part),
+    )
+    run, times = reduce if name == "all_reduce" else gather, []
     for _ in range(5 + 20):  # all_reduce grows the values n-fold each time; bf16 holds 8**25
         team.share(None)
         memory.synchronize(team.device)
@@ -155,80 +155,62 @@ def over_gpus(per_gpu: list[float], expected: float | None) -> dict:
 def measure(s: CeilingSettings, team: Team, gpu: gpus.Gpu | None) -> Iterator[dict]:
     """The fields of each Ceiling, on every rank alike."""
     for fmt in gpus.DTYPES:
+        row = {"what": "matmul", "name": fmt, "unit": "TFLOPS"}
         shape = team.first(functools.partial(matmul.search, fmt, gpu, s.budget_s, s.seed))
         if isinstance(shape, str):
-            yield {"what": "matmul", "name": fmt, "unit": "TFLOPS", "reason": shape}
+            yield row | {"reason": shape}
             continue
-
-        def at_best(device: str, fmt=fmt, shape=shape) -> Times:
-            return summarise(iterations_ms(matmul.operands(fmt, shape, device, s.seed), device, 1000))
-
-        seen = team.each(at_best)
+        seen = team.each(functools.partial(matmul.timed, matmul.operands, fmt, shape, s.seed, 1000))
         known = gpu.ceilings.get(fmt) if gpu else None
         figures = over_gpus([matmul.tflops(shape, t.median) for t in seen], known and known.tflops)
         mean = statistics.median(matmul.tflops(shape, t.mean) for t in seen)
-        yield {"what": "matmul", "name": fmt, "unit": "TFLOPS", "shape": list(shape), "mean": mean, **figures}
+        yield row | {"shape": list(shape), "mean": mean} | figures
     yield from model_matmuls(s, team)
     seen = team.each(functools.partial(bandwidth, s.memory_mib))
     expected = gpu.bandwidth_tb_s * 1e3 if gpu and gpu.bandwidth_tb_s else None
     for name in seen[0]:
-        figures = over_gpus([row[name] for row in seen], expected)
-        yield {"what": "memory", "name": name, "unit": "GB/s", "shape": [int(s.memory_mib * 2**20)], **figures}
+        row = {"what": "memory", "name": name, "unit": "GB/s", "shape": [int(s.memory_mib * 2**20)]}
+        yield row | over_gpus([rates[name] for rates in seen], expected)
     for name in ("all_reduce", "all_gather"):
+        row = {"what": "collective", "name": name, "unit": "GB/s"}
         if team.world == 1:
-            reason = "needs several ranks: deepspeed --num_gpus=8 bench_ceilings.py"
-            yield {"what": "collective", "name": name, "unit": "GB/s", "reason": reason}
+            yield row | {"reason": "needs several ranks: deepspeed --num_gpus=8 bench_ceilings.py"}
             continue
         for message in (int(s.message_mib * 2**20 / part) for part in (64, 8, 1)):
-            value = collective(name, message, team)
-            yield {"what": "collective", "name": name, "unit": "GB/s", "shape": [message], "value": value}
+            yield row | {"shape": [message], "value": collective(name, message, team)}
 
 
 def model_matmuls(s: CeilingSettings, team: Team) -> Iterator[dict]:
     """Each of the model's matmuls on the first GPU, and their sum: what the dense part of a step could reach."""
-    base, flop, spent = {"what": "model_matmul", "unit": "TFLOPS"}, 0.0, 0.0
+    flop = spent = 0.0
     for name, which, times, shape in matmul.of_a_step(flops.shape(s.model), s.seq_len * s.batch_size):
-
-        def median_ms(device: str, which=which, shape=shape) -> float:
-            return summarise(iterations_ms(matmul.as_autograd(which, shape, device, s.seed), device, 200)).median
-
-        ms, base["name"], base["shape"] = team.first(median_ms), f"{name}, {which}", list(shape)
-        if isinstance(ms, str):
-            yield base | {"reason": f"kernel: {ms}"}
+        row = {"what": "model_matmul", "name": f"{name}, {which}", "unit": "TFLOPS", "shape": list(shape)}
+        seen = team.first(functools.partial(matmul.timed, matmul.as_autograd, which, shape, s.seed, 200))
+        if isinstance(seen, str):
+            yield row | {"reason": f"kernel: {seen}"}
             continue
-        flop, spent = flop + times * 2 * math.prod(shape), spent + times * ms
-        yield base | {"value": matmul.tflops(shape, ms)}
+        flop, spent = flop + times * 2 * math.prod(shape), spent + times * seen.median
+        yield row | {"value": matmul.tflops(shape, seen.median)}
     if spent:
-        yield base | {"name": f"{s.model} step at {s.seq_len}", "shape": None, "value": flop / spent / 1e9}
+        name = f"{s.model} step at {s.seq_len}"
+        yield {"what": "model_matmul", "name": name, "unit": "TFLOPS", "value": flop / spent / 1e9}
 
 
 def show(rows: list[records.Ceiling], console: Console) -> None:
     table = Table(title="what this box reaches, medians", title_justify="left")
-    for column in (
-        "what",
-        "name",
-        "value",
-        "unit",
-        "mean",
-        "M x N x K, or bytes",
-        "min - max over GPUs",
-        "published",
-        "",
-    ):
+    for column in ("what", "name", "value", "unit", "mean", "M x N x K, or bytes", "min - max over GPUs", "published"):
         table.add_column(column, justify="right" if column in ("value", "mean", "published") else "left")
+    table.add_column()  # what there is to say
     for r in rows:
-        numbers = ["" if x is None else f"{x:.4g}" for x in (r.value, r.mean, r.published)]
+        value, mean, published = ("" if x is None else f"{x:.4g}" for x in (r.value, r.mean, r.published))
         spread = f"{min(r.per_gpu):.4g} - {max(r.per_gpu):.4g}" if len(r.per_gpu) > 1 else ""
-        said = r.reason or ("UNHEALTHY" if r.unhealthy else "")
-        shape = " x ".join(map(str, r.shape or ()))
-        table.add_row(r.what, r.name, numbers[0], r.unit, numbers[1], shape, spread, numbers[2], said)
+        shape, said = " x ".join(map(str, r.shape or ())), r.reason or ("UNHEALTHY" if r.unhealthy else "")
+        table.add_row(r.what, r.name, value, r.unit, mean, shape, spread, published, said)
     console.print(table)
-    for r in rows:
-        if r.unhealthy:
-            slow = min(range(len(r.per_gpu)), key=r.per_gpu.__getitem__)
-            console.print(
-                f"unhealthy: {r.name}: GPU {slow} reaches {r.per_gpu[slow]:.4g} {r.unit}; compare nothing yet"
-            )
+    for r in (r for r in rows if r.unhealthy):
+        low = min(r.per_gpu)
+        slow = f"GPU {r.per_gpu.index(low)} reaches {low:.4g} {r.unit}"
+        console.print(f"unhealthy: {r.name}: {slow}; compare nothing yet")
 
 
 def run_all(s: CeilingSettings, device: str) -> None:
@@ -237,20 +219,14 @@ def run_all(s: CeilingSettings, device: str) -> None:
     record = box.gpu_record(device, list(itertools.chain(*team.share(here))))
     gpu = gpus.identify(record.name, record.capability, record.memory_gib) if device == "cuda" else None
     run = runs.run_record("ceilings", s, record, world_size=team.world)
-    out, rows = runs.open_file(run, s.results) if team.rank == 0 else None, []
-    if out:
-        if device == "cpu":
-            print(f"# These figures describe this CPU ({record.name}) and no GPU.")
-        print(f"# {record.count} x {record.name}, torch {run.stack.torch}, {out.path}", flush=True)
+    out = runs.Results(run, s.results) if team.rank == 0 else None
     try:
         for fields in measure(s, team, gpu):
-            rows.append(records.Ceiling(run_id=run.run_id, **fields))
             if out:
-                out.write(rows[-1])
-                print(records.dump(rows[-1]), flush=True)
+                out.keep(records.Ceiling(run_id=run.run_id, **fields))
     finally:
         if out:
-            show(rows, Console(width=150))
+            show(out.rows, Console(width=150))
     if team.launched:
         dist.barrier(team.control)
         dist.destroy_process_group()

@@ -49,39 +49,35 @@ class DecomposeSettings(Settings):
 def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Decomposition:
     """All ranks' splits as one record. `known`: run_id, seq_len, and what else the caller knows of the step."""
     tables = [{**s.full(step_ms), "hidden_communication": s.hidden * s.scale(step_ms)} for s in splits]
-    mean = {name: statistics.fmean(t[name] for t in tables) for name in tables[0]}
-    hidden = mean.pop("hidden_communication")
-    two = [s.two(step_ms)["attention"] for s in splits]
-    attention = statistics.fmean(two)
+    by_rank = {name: [table[name] for table in tables] for name in tables[0]}
+    full = {name: statistics.fmean(values) for name, values in by_rank.items()}
+    hidden = full.pop("hidden_communication")
+    two = {name: statistics.fmean(s.two(step_ms)[name] for s in splits) for name in ("attention", "everything_else")}
     busy = statistics.fmean(s.busy * s.scale(step_ms) / step_ms for s in splits)
+
+    first, share = splits[0], two["attention"] / step_ms
     notes = list(dict.fromkeys(note for s in splits for note in s.notes))
     if busy < 0.5:
         notes.append(
-            f"busy only {busy:.0%} of the step: the host cannot keep up, or something compiles in every step (JIT)"
+            f"busy only {busy:.0%} of the step: the host cannot keep up, or each step compiles something (JIT)"
         )
-    if attention > 0.95 * step_ms:
-        notes.append(
-            f"attention is {attention / step_ms:.0%} of the kernel time: is some other kernel taken for attention?"
-        )
-    if not splits[0].on_gpu:
+    if share > 0.95:
+        notes.append(f"attention is {share:.0%} of the kernel time: is some other kernel taken for attention?")
+    if not first.on_gpu:
         notes.append("buckets are from CPU operators: their self time and intervals, slowed by the profiler alike")
-    for split in splits[:1]:
-        profiled = split.window / 1e6 / (split.steps or 1)
-        if split.steps and abs(profiled / step_ms - 1) > 0.02:
-            notes.append(f"a step took {profiled:.1f} ms under the profiler, {step_ms:.1f} ms without")
+    profiled = first.window / 1e6 / (first.steps or 1)
+    if first.steps and abs(profiled / step_ms - 1) > 0.02:
+        notes.append(f"a step took {profiled:.1f} ms under the profiler, {step_ms:.1f} ms without")
     return records.Decomposition(
         step_ms=step_ms,
-        two=[
-            records.Bucket(name="attention", ms=attention),
-            records.Bucket(name="everything_else", ms=step_ms - attention),
-        ],
-        full=[records.Bucket(name=name, ms=ms) for name, ms in mean.items()],
+        two=[records.Bucket(name=name, ms=ms) for name, ms in two.items()],
+        full=[records.Bucket(name=name, ms=ms) for name, ms in full.items()],
         hidden_communication_ms=hidden,
-        exposed_communication_ms=mean["exposed_communication"],
+        exposed_communication_ms=full["exposed_communication"],
         busy_share=busy,
-        rank_range={name: (min(t[name] for t in tables), max(t[name] for t in tables)) for name in tables[0]},
-        unmatched=[(name[:120], ns * splits[0].scale(step_ms)) for name, ns in splits[0].unmatched],
-        method="kernels" if splits[0].on_gpu else "cpu operators",
+        rank_range={name: (min(values), max(values)) for name, values in by_rank.items()},
+        unmatched=[(name[:120], ns * first.scale(step_ms)) for name, ns in first.unmatched],
+        method="kernels" if first.on_gpu else "cpu operators",
         notes=notes,
         **known,
     )
@@ -107,19 +103,16 @@ def show(record: records.Decomposition, ranks: int, total: records.Bucket, conso
         for column in ("bucket", "ms", "% of step", "TFLOPS", "MFU %", f"ms over {ranks} ranks"):
             table.add_column(column, justify="left" if column == "bucket" else "right")
         for b in [*buckets, total]:
-            low, high = record.rank_range.get(b.name, (None, None)) if buckets is record.full else (None, None)
-            table.add_row(
-                b.name, f"{b.ms:.3f}", f"{100 * b.ms / record.step_ms:.1f}",
-                "" if b.tflops is None else f"{b.tflops:.3g}", "" if b.mfu is None else f"{100 * b.mfu:.1f}",
-                "" if low is None or ranks == 1 else f"{low:.3f} - {high:.3f}",
-                end_section=b is buckets[-1],
-            )  # fmt: skip
+            tflops = "" if b.tflops is None else f"{b.tflops:.3g}"
+            mfu = "" if b.mfu is None else f"{100 * b.mfu:.1f}"
+            known = ranks > 1 and buckets is record.full and b.name in record.rank_range
+            spread = "{:.3f} - {:.3f}".format(*record.rank_range[b.name]) if known else ""
+            share = f"{100 * b.ms / record.step_ms:.1f}"
+            table.add_row(b.name, f"{b.ms:.3f}", share, tflops, mfu, spread, end_section=b is buckets[-1])
         console.print(table)
-    hidden, exposed = record.hidden_communication_ms, record.exposed_communication_ms
+    hidden, exposed = (f"{x:.3f} ms" for x in (record.hidden_communication_ms, record.exposed_communication_ms))
     peak = "" if record.peak_mem_gib is None else f"; peak memory {record.peak_mem_gib:.1f} GiB"
-    console.print(
-        f"communication: {hidden:.3f} ms hidden, {exposed:.3f} ms exposed; busy {record.busy_share:.0%}{peak}"
-    )
+    console.print(f"communication: {hidden} hidden, {exposed} exposed; busy {record.busy_share:.0%}{peak}")
     for name, ms in record.unmatched[:5]:
         console.print(f"no rule names: {ms:.3f} ms {name}", markup=False)
     for note in record.notes:
@@ -175,12 +168,8 @@ def measure(trainer, seq_len: int, console: Console) -> None:
     if count := trainer.count(seq_len):
         add_rates(record, count.attention_tflop, count.dense_tflop, run.gpu.peak_tflops)
     trainer.write(record)
-    show(
-        record,
-        run.world_size,
-        records.Bucket(name="total", ms=summary.median_ms, tflops=summary.tflops, mfu=summary.mfu),
-        console,
-    )
+    total = records.Bucket(name="total", ms=summary.median_ms, tflops=summary.tflops, mfu=summary.mfu)
+    show(record, run.world_size, total, console)
     low, high = (f"{x:.3f}" if x else "?" for x in (summary.ci_low_ms, summary.ci_high_ms))
     console.print(f"T: median of {summary.n} steps, 95 % interval {low} to {high} ms; records: {trainer.out.path}")
 

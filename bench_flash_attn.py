@@ -25,6 +25,7 @@ import importlib
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import torch
@@ -35,8 +36,9 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import flops, records
+from harness import records
 from harness.measure import attention, box, runs, telemetry
+from harness.measure.model import ModelUnavailable, hf_config
 from harness.measure.settings import Settings, load
 from harness.measure.timing import iterations_ms, summarise
 
@@ -64,21 +66,15 @@ class AttentionSettings(BaseSettings):
     _split = field_validator("seqlens", mode="before")(lambda value: Settings._split_lengths(value))
 
     def resolve(self, has_gpu: bool) -> None:
-        """Defaults that depend on the device, and the model's shape. Raises OSError or ValueError: no such model."""
+        """Defaults that depend on the device, and the model's shape. Raises ModelUnavailable."""
         self.seqlens = self.seqlens or [2**n for n in (range(10, 16) if has_gpu else range(8, 11))]
         self.sustained_s = (30.0 if has_gpu else 0.0) if self.sustained_s is None else self.sustained_s
         if self.model:
-            from transformers import AutoConfig
-
-            shipped = self.model in flops.shapes()
-            config = (
-                flops.shape(self.model)
-                if shipped
-                else AutoConfig.from_pretrained(self.model).get_text_config().to_dict()
-            )
-            self.heads = config["num_attention_heads"]
-            self.kv_heads = config.get("num_key_value_heads") or self.heads
-            self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
+            config, _ = hf_config(SimpleNamespace(model=self.model, weights="random", num_layers=None))
+            text = config.get_text_config()
+            self.heads = text.num_attention_heads
+            self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
+            self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // self.heads
 
 
 def forward_tflop(batch: int, seqlen: int, heads: int, head_dim: int) -> float:
@@ -123,34 +119,20 @@ BACKENDS = {
 }
 
 
-def tensors(s: AttentionSettings, seqlen: int, device: str) -> list[torch.Tensor]:
-    """q, k, v and the output's gradient, bf16, normal, with the strides that a model's projections leave."""
-    generator = torch.Generator(device).manual_seed(s.seed)
-    shapes = [(s.batch_size, seqlen, heads, s.head_dim) for heads in (s.heads, s.kv_heads, s.kv_heads, s.heads)]
-    return [torch.randn(n, device=device, generator=generator).bfloat16().transpose(1, 2) for n in shapes]
+def tensors(s: AttentionSettings, seqlen: int, device: str):
+    return attention.random_inputs(device, s.batch_size, seqlen, s.heads, s.kv_heads, s.head_dim, s.seed)
 
 
 def check(attend, s: AttentionSettings, device: str) -> float:
     """Largest relative error of output and gradients against fp32. Raises AttentionUnavailable when too large."""
-    *qkv, grad = tensors(s, min(512, *s.seqlens), device)
-    leaves = [t.clone().requires_grad_() for t in qkv]
-    out = attend(*leaves)
-    out.backward(grad)
-    off = attention.relative_error([out.detach(), *(t.grad for t in leaves)], qkv, grad)
-    if not off <= attention.MAX_RELATIVE_ERROR:
-        raise attention.AttentionUnavailable(f"wrong numbers: {off:.1%} off fp32", "attn_mismatch")
-    return off
+    inputs = tensors(s, min(512, *s.seqlens), device)
+    return attention.checked_error("it", attention.forward_backward(attend, *inputs), *inputs)
 
 
 def closures(attend, leaves: list[torch.Tensor], grad: torch.Tensor) -> dict:
     out = attend(*leaves)
-
-    def forward():
-        with torch.no_grad():
-            attend(*leaves)
-
     return {
-        "fwd": forward,
+        "fwd": torch.no_grad()(lambda: attend(*leaves)),
         "bwd": lambda: out.backward(grad, retain_graph=True),
         "fwd_bwd": lambda: attend(*leaves).backward(grad),
     }
@@ -158,25 +140,21 @@ def closures(attend, leaves: list[torch.Tensor], grad: torch.Tensor) -> dict:
 
 def figures(times: dict[str, list[float]], tflop: float) -> dict:
     """The record's figures from iteration times in ms; `tflop` is the forward's."""
-    got = {what: summarise(values) for what, values in times.items()}
-    both, alone = got["fwd_bwd"], {f"{what}_ms": got[what].median for what in ("fwd", "bwd") if what in got}
-    return alone | {
-        "fwd_tflops": tflop / alone["fwd_ms"] * 1e3 if alone else None,
-        "fwd_bwd_ms": both.median,
-        "fwd_bwd_ms_low": both.low,
-        "fwd_bwd_ms_high": both.high,
-        "fwd_bwd_tflops": KERNEL_COUNT * tflop / both.median * 1e3,
-        "model_tflops": MODEL_COUNT * tflop / both.median * 1e3,
-        "n": both.n,
-    }
+    both = summarise(times["fwd_bwd"])
+    found = {f"{what}_ms": summarise(values).median for what, values in times.items()}
+    if "fwd_ms" in found:
+        found["fwd_tflops"] = tflop / found["fwd_ms"] * 1e3
+    rate = tflop / both.median * 1e3
+    found |= {"fwd_bwd_tflops": KERNEL_COUNT * rate, "model_tflops": MODEL_COUNT * rate}
+    return found | {"fwd_bwd_ms_low": both.low, "fwd_bwd_ms_high": both.high, "n": both.n}
 
 
 def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler: telemetry.Sampler):
     """Yields (kernel, mode, GPU state, figures): the bursts in alternation, then each kernel's sustained rate."""
-    *qkv, grad = tensors(s, seqlen, device)
+    qkv, grad = tensors(s, seqlen, device)
     leaves = [t.requires_grad_() for t in qkv]
     work = {label: closures(attend, leaves, grad) for label, attend in ready.items()}
-    times = {label: {what: [] for what in runs_} for label, runs_ in work.items()}
+    times = {label: {"fwd": [], "bwd": [], "fwd_bwd": []} for label in work}
     tflop, states = forward_tflop(s.batch_size, seqlen, s.heads, s.head_dim), {}
     for _ in range(ROUNDS):
         for label in work:
@@ -198,56 +176,37 @@ def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler
 
 def show(rows: list[records.AttentionTime], console: Console) -> None:
     table = Table(title="causal attention, bf16, median of single iterations", title_justify="left")
-    for column in ("seqlen", "kernel", "mode", "fwd ms", "fwd TFLOPS", "bwd ms", "fwd+bwd ms", "95 % of iterations ms",
-                   "TFLOPS (3.5x)", "TFLOPS (3x)", "SM MHz"):  # fmt: skip
+    numbers = {"fwd ms": "fwd_ms", "fwd TFLOPS": "fwd_tflops", "bwd ms": "bwd_ms", "fwd+bwd ms": "fwd_bwd_ms",
+               "TFLOPS (3.5x)": "fwd_bwd_tflops", "TFLOPS (3x)": "model_tflops"}  # fmt: skip
+    for column in ("seqlen", "kernel", "mode", *numbers, "95 % of iterations ms", "SM MHz"):
         table.add_column(column, justify="left" if column in ("kernel", "mode") else "right")
     for r in (r for r in rows if r.error is None):
-        clock = r.gpu_state and r.gpu_state.sm_clock_mhz
-        before, after = (r.fwd_ms, r.fwd_tflops, r.bwd_ms, r.fwd_bwd_ms), (r.fwd_bwd_tflops, r.model_tflops, clock)
-        before, after = (["" if x is None else f"{x:.4g}" for x in numbers] for numbers in (before, after))
+        values = [getattr(r, name) for name in numbers.values()]
         spread = f"{r.fwd_bwd_ms_low:.4g} - {r.fwd_bwd_ms_high:.4g}"
-        table.add_row(str(r.seqlen), r.backend, r.mode, *before, spread, *after)
+        clock = f"{r.gpu_state.sm_clock_mhz:.4g}" if r.gpu_state and r.gpu_state.sm_clock_mhz else ""
+        cells = ["" if value is None else f"{value:.4g}" for value in values]
+        table.add_row(str(r.seqlen), r.backend, r.mode, *cells, spread, clock)
     console.print(table)
     console.print("kernel count / model count = 3.5 / 3 = 7/6 = 1.167: the same time, counted in two ways")
 
 
-def main() -> int:
-    s = load(AttentionSettings, description=__doc__)
-    device = box.use_accelerator()
-    facts, target = box.device_facts(device), "cuda:0" if device == "cuda" else "cpu"
-    try:
-        s.resolve(device == "cuda")
-        chosen = [attention.choose(s.attn, facts["capability"])] if s.attn != "all" else list(BACKENDS)
-    except (attention.AttentionUnavailable, OSError, ValueError, KeyError) as error:
-        print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
+def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -> list[str]:
+    """Measures, keeps and shows everything; returns what failed, the last being the reason."""
+    target, capability = "cuda:0" if device == "cuda" else "cpu", facts["capability"]
+    convention = "causal attention: kernel 3.5x, model 3x forward"
     backend = chosen[0] if len(chosen) == 1 else None
-    gpu = box.gpu_record(device, [facts])
-    run = runs.run_record(
-        "attention", s, gpu, backend, flop_convention="causal attention: kernel 3.5x, model 3x forward"
-    )
-    shape = {
-        "batch": s.batch_size,
-        "heads": s.heads,
-        "kv_heads": s.kv_heads,
-        "head_dim": s.head_dim,
-        "dtype": "bfloat16",
-    }
-    sampler, rows, failed, ready, errors = telemetry.Sampler(facts["uuid"]), [], [], {}, {}
-    with runs.open_file(run, s.results) as out:
-        if device == "cpu":
-            print(f"# These figures describe this CPU ({gpu.name}) and no GPU; sustained only with SUSTAINED_S.")
-        print(f"# {gpu.name}, torch {run.stack.torch}, {run.stack.attention_package or 'no package'}, {out.path}")
+    run = runs.run_record("attention", s, box.gpu_record(device, [facts]), backend, flop_convention=convention)
+    shape = {"batch": s.batch_size, "dtype": "bfloat16"} | s.model_dump(include={"heads", "kv_heads", "head_dim"})
+    sampler, failed, ready, errors = telemetry.Sampler(facts["uuid"]), [], {}, {}
+    with runs.Results(run, s.results, "; sustained only with SUSTAINED_S") as out:
 
         def keep(label: str, seqlen: int, **more) -> None:
-            rows.append(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **shape, **more))
-            out.write(rows[-1])
-            print(records.dump(rows[-1]), flush=True)
+            out.keep(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **shape, **more))
 
         try:
             for label in chosen:
                 try:
-                    attend = BACKENDS[label](facts["capability"])
+                    attend = BACKENDS[label](capability)
                     errors[label], ready[label] = check(attend, s, target), attend
                 except Exception as error:  # a package may fail in any way at its first call
                     failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
@@ -263,9 +222,22 @@ def main() -> int:
         except KeyboardInterrupt:
             failed.append("interrupted; what was measured is kept")
         sampler.close()
-    show(rows, Console(width=140))
-    for reason in failed[-1:]:
-        print(f"error: {reason}", file=sys.stderr)
+    show(out.rows, Console(width=140))
+    return failed
+
+
+def main() -> int:
+    s = load(AttentionSettings, description=__doc__)
+    device = box.use_accelerator()
+    facts = box.device_facts(device)
+    try:
+        s.resolve(device == "cuda")
+        chosen = list(BACKENDS) if s.attn == "all" else [attention.choose(s.attn, facts["capability"])]
+        failed = run_all(s, chosen, device, facts)
+    except (attention.AttentionUnavailable, ModelUnavailable) as error:
+        failed = [str(error)]
+    if failed:
+        print(f"error: {failed[-1]}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -58,13 +58,7 @@ RULES = tuple(
     )
 )  # fmt: skip
 
-DEVICE = {
-    "kernel",
-    "gpu_memcpy",
-    "gpu_memset",
-    "memcpy",
-    "memset",
-}  # Kineto categories that ran on the GPU, old and new
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # Kineto categories of GPU work, new and old
 PRIORITY = ("attention", "matmul", "optimizer", "other", "communication", "copy", "host_optimizer")
 COMPUTE = ("attention", "matmul", "optimizer", "other")
 HOST_OPTIMIZER = re.compile(r"Optimizer\.step#\w*CPU")  # DeepSpeedCPUAdam: the GPU waits for it
@@ -100,8 +94,8 @@ class Trace:
 
 
 def match(name: str, category: str | None = None) -> str | None:
-    """The kind a rule gives, or None when no rule names this kernel."""
-    category = (category or "").lower()
+    """The kind a rule gives, or None when no rule names this kernel. `category`: Kineto's."""
+    category = category or ""
     if category == "user_annotation" and name.startswith(("gloo:", "Optimizer.step#")):
         return "communication" if name[0] == "g" else "optimizer"  # on a CPU they are the work: nothing runs below
     if "annotation" in category:
@@ -197,11 +191,10 @@ class Split:
     def check(self, world_size: int | None = None, min_attention: int = 0) -> None:
         """Raises ProfileError: a training step's bucket is empty, or has under `min_attention` attention kernels."""
         longest = "; ".join(f"{name[:70]} ({ns / 1e6:.3f} ms)" for name, ns in self.longest[:3])
+        what = f"of {self.counts.total()} events; a name missing in RULES? Longest: {longest}"
         for kind in ("attention", "matmul", *(["communication"] if (world_size or 1) > 1 else [])):
             if not self.counts[kind]:
-                raise ProfileError(
-                    f"no {kind}", f"of {self.counts.total()} events; a name missing in RULES? Longest: {longest}"
-                )
+                raise ProfileError(f"no {kind}", what)
         if (found := self.counts["attention"]) < min_attention:
             raise ProfileError("lost events", f"{found} attention kernels where {min_attention} ran; run again")
 

@@ -7,6 +7,7 @@ backward, through the function Hugging Face's models use. `check_model` looks at
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -61,10 +62,9 @@ class Probe:
 
 
 def choose(requested: str, capability: tuple[int, int] | None) -> str:
-    """The backend for a GPU of this compute capability; None means no GPU.
+    """The backend for a GPU of this compute capability (None: no GPU); auto: 9.x fa3, 10.x fa4, all others sdpa.
 
-    auto: 9.x fa3, 10.x fa4, all others sdpa. Raises AttentionUnavailable when the silicon cannot train with the
-    backend asked for, KeyError for an unknown word.
+    Raises AttentionUnavailable when the silicon cannot train with the backend asked for, KeyError for an unknown word.
     """
     if requested == "auto":
         return {9: "fa3", 10: "fa4"}.get(capability[0], "sdpa") if capability else "sdpa"
@@ -137,22 +137,18 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     device, package = torch.device(device), PACKAGES.get(backend)
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = [(1, n, seqlen, head_dim) for n in (heads, kv_heads, kv_heads, heads)]
-    *qkv, grad = (torch.randn(s, device=device, generator=generator).bfloat16() for s in shapes)
+    inputs = random_inputs(device, 1, seqlen, heads, kv_heads, head_dim, seed=0)
     config = SimpleNamespace(_attn_implementation=BACKENDS[backend])
     layer = SimpleNamespace(config=config, is_causal=True, num_key_value_groups=heads // kv_heads)
 
-    def run():
-        inputs = [t.clone().requires_grad_() for t in qkv]
-        attention = ALL_ATTENTION_FUNCTIONS[BACKENDS[backend]]
-        out, _ = attention(layer, *inputs, None, dropout=0.0, scaling=head_dim**-0.5)
-        out.backward(grad.transpose(1, 2))  # it gives (batch, seqlen, heads, head_dim)
-        return [out.detach().transpose(1, 2), *(t.grad for t in inputs)]
+    def attend(q, k, v):
+        function = ALL_ATTENTION_FUNCTIONS[BACKENDS[backend]]
+        out, _ = function(layer, q, k, v, None, dropout=0.0, scaling=head_dim**-0.5)
+        return out.transpose(1, 2)  # it gives (batch, seqlen, heads, head_dim)
 
     try:
-        function = _called_function(run)  # also compiles what has to be compiled
-        seen, results = _profiled(run, device)
+        function = _called_function(lambda: forward_backward(attend, *inputs))  # also compiles what has to be compiled
+        seen, results = _profiled(lambda: forward_backward(attend, *inputs), device)
     except Exception as error:
         gpu = torch.cuda.is_available()
         arch = "sm_{}{}".format(*torch.cuda.get_device_capability(device)) if gpu else "the CPU"
@@ -165,10 +161,26 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
         raise AttentionUnavailable(f"{backend} was asked for, {function} was called", "attn_mismatch")
     if backend != "sdpa" and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):
         raise AttentionUnavailable(f"{backend} was asked for, PyTorch's own {seen[0]} ran", "attn_mismatch")
-    off = relative_error(results, qkv, grad)
-    if not off <= MAX_RELATIVE_ERROR:
-        raise AttentionUnavailable(f"{backend} computes wrong numbers here: {off:.1%} off fp32", "attn_mismatch")
-    return Probe(function, seen, off)
+    return Probe(function, seen, checked_error(backend, results, *inputs))
+
+
+def random_inputs(
+    device, batch: int, seqlen: int, heads: int, kv_heads: int, head_dim: int, seed: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """([q, k, v], the output's gradient): bf16, normal, (batch, heads, seqlen, head_dim), with the strides that a
+    model's projections leave."""
+    generator = torch.Generator(device).manual_seed(seed)
+    shapes = [(batch, seqlen, n, head_dim) for n in (heads, kv_heads, kv_heads, heads)]
+    *qkv, grad = [torch.randn(s, device=device, generator=generator).bfloat16().transpose(1, 2) for s in shapes]
+    return qkv, grad
+
+
+def forward_backward(attend, qkv: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
+    """Output, dq, dk and dv of attend(q, k, v)."""
+    leaves = [t.clone().requires_grad_() for t in qkv]
+    out = attend(*leaves)
+    out.backward(grad)
+    return [out.detach(), *(t.grad for t in leaves)]
 
 
 def _called_function(run) -> str:
@@ -204,11 +216,18 @@ def _profiled(run, device: torch.device) -> tuple[list[str], list[torch.Tensor]]
 
 def relative_error(results: list[torch.Tensor], qkv: list[torch.Tensor], grad: torch.Tensor) -> float:
     """Largest |result - fp32| of output, dq, dk and dv, each over the largest fp32 value of its own."""
-    exact = [t.to(torch.float32, copy=True).requires_grad_() for t in qkv]
-    out = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
-    out.backward(grad.float())
-    pairs = zip(results, [out.detach(), *(t.grad for t in exact)], strict=True)
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    exact = forward_backward(attend, [t.float() for t in qkv], grad.float())
+    pairs = zip(results, exact, strict=True)
     return max(((got.float() - want).abs().max() / want.abs().max()).item() for got, want in pairs)
+
+
+def checked_error(name: str, results: list[torch.Tensor], qkv: list[torch.Tensor], grad: torch.Tensor) -> float:
+    """`relative_error`; raises AttentionUnavailable when it is too large for bf16."""
+    off = relative_error(results, qkv, grad)
+    if not off <= MAX_RELATIVE_ERROR:
+        raise AttentionUnavailable(f"{name} computes wrong numbers here: {off:.1%} off fp32", "attn_mismatch")
+    return off
 
 
 def check_model(model, backend: str) -> str | None:
