@@ -48,12 +48,8 @@ _GATED = {
 }
 _PLAIN = {"ignores": "apertus arcee gpt2 gpt_neox nemotron phi", "every": "starcoder2"}
 # model_type -> (matrices in an MLP, the rule above)
-_TYPES = {
-    name: (matrices, rule)
-    for matrices, table in ((3, _GATED), (2, _PLAIN))
-    for rule, names in table.items()
-    for name in names.split()
-}
+_TYPES = {name: (3, rule) for rule, names in _GATED.items() for name in names.split()}
+_TYPES |= {name: (2, rule) for rule, names in _PLAIN.items() for name in names.split()}
 # Their config classes have a head_dim of their own, so hidden_size / heads would be a guess where it is missing.
 _OWN_HEAD_DIM = (
     "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_oss", "ministral3", "qwen3", "seed_oss",
@@ -106,12 +102,10 @@ def count(config: dict, seq_len: int, batch_size: int = 1, doc_len: int | None =
     """
     model, batch_size, seq_len = _read(config), _positive(batch_size, "batch_size"), _positive(seq_len, "seq_len")
     doc_len = seq_len if doc_len is None else min(_positive(doc_len, "doc_len"), seq_len)
-    documents = ((doc_len, seq_len // doc_len), (seq_len % doc_len, 1))
-    twice_pairs = sum(
-        layers * times * (n**2 - (0 if window is None else max(0, n - window) ** 2))
-        for window, layers in Counter(model.windows).items()
-        for n, times in documents
-    )
+    twice_pairs = 0
+    for window, layers in Counter(model.windows).items():
+        for n, times in ((doc_len, seq_len // doc_len), (seq_len % doc_len, 1)):
+            twice_pairs += layers * times * (n**2 - (0 if window is None else max(0, n - window) ** 2))
     return Count(
         attention_tflop=6 * twice_pairs * model.width * batch_size / 1e12,
         dense_tflop=6 * (model.active + model.table) * seq_len * batch_size / 1e12,
@@ -151,9 +145,7 @@ def shape(name: str) -> dict:
     """A shipped model's Hugging Face config, a fresh copy; raises KeyError naming the ones there are."""
     if name not in _SHIPPED:
         raise KeyError(f"no shipped model shape {name!r}; there are: {', '.join(shapes())}")
-    config = copy.deepcopy(_SHIPPED[name])
-    config.pop("hub_id", None)
-    return config
+    return copy.deepcopy({key: value for key, value in _SHIPPED[name].items() if key != "hub_id"})
 
 
 def hub_id(name: str) -> str | None:
