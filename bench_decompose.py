@@ -58,9 +58,7 @@ def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Dec
     first, share = splits[0], two["attention"] / step_ms
     notes = list(dict.fromkeys(note for s in splits for note in s.notes))
     if busy < 0.5:
-        notes.append(
-            f"busy only {busy:.0%} of the step: the host cannot keep up, or each step compiles something (JIT)"
-        )
+        notes.append(f"busy only {busy:.0%} of the step: the host is too slow, or each step compiles something (JIT)")
     if share > 0.95:
         notes.append(f"attention is {share:.0%} of the kernel time: is some other kernel taken for attention?")
     if not first.on_gpu:
