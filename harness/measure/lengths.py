@@ -143,10 +143,8 @@ class Sweep:
         """At most this long: the steps still to come, scaled by FLOPs from the last one."""
 
         def work(seq_len: int) -> float:
-            try:
-                return flops.count(self.run.model.config, seq_len, doc_len=self.settings.doc_len).total_tflop
-            except flops.Uncountable:
-                return seq_len
+            count = flops.step_work(self.run, seq_len)
+            return count.total_tflop if count else seq_len
 
         per_length = self.settings.steps + self.settings.warmup_steps
         steps = max(0, per_length - step.step - 1)

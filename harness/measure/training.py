@@ -200,7 +200,7 @@ class Trainer:
                 break
         summary = self.summarise(seq_len, warm, steps, stopped_by)
         self.write(summary)
-        if self.settings.mem_debug:
+        if self.settings.mem_debug and self.rank == 0:
             self.dump_memory()
         return summary
 
@@ -249,11 +249,10 @@ class Trainer:
             print(f"# memory seq_len={seq_len} {place}: allocated {now.allocated} GiB, reserved {now.reserved} GiB")
 
     def dump_memory(self) -> None:
-        """The allocator's history of this length beside the result file, on rank 0 (MEM_DEBUG)."""
-        if self.out:
-            path = self.out.path.with_name(f"{self.out.path.stem}_memory_{self.seq_len}.pickle")
-            said = memory.dump_history(self.device, path)
-            print(f"# {said}", flush=True)
+        """This rank's allocator history of this length, beside the result file (MEM_DEBUG)."""
+        file = self.settings.result_file
+        path = file.with_name(f"{file.stem}_memory_{self.seq_len}_rank{self.rank}.pickle")
+        print(f"# {memory.dump_history(self.device, path)}", flush=True)
 
 
 def drifting(steps: list[records.Step]) -> bool:
