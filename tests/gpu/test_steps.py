@@ -115,7 +115,7 @@ def test_out_of_memory(check, folder):
     wanted = {SHORT: "summary", huge: "gpu_oom", 2 * huge: "gpu_oom"}
     check("out-of-memory is recorded, and the sweep goes on", ", ".join(f"{n}: {k}" for n, k in got.items()),
           got == wanted)  # fmt: skip
-    kept = {n: list(place.glob(f"*/*_memory_{n}.pickle")) for n in (SHORT, huge)}
+    kept = {n: list(place.glob(f"*/*_memory_{n}_rank0.pickle")) for n in (SHORT, huge)}
     whole = [n for n, files in kept.items() if files and "segments" in pickle.loads(files[0].read_bytes())]
     check("memory snapshots, after a length and at the OOM", f"of {whole}", whole == [SHORT, huge])
 
