@@ -140,7 +140,8 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
         raise attention.AttentionUnavailable(mismatch, "attn_mismatch")
     if settings.grad_checkpoint:
         model.gradient_checkpointing_enable()
-    if liger and not any("liger" in type(m).__module__ or "liger" in m.forward.__module__ for m in model.modules()):
+    modules = {type(m).__module__ for m in model.modules()} | {model.forward.__module__}
+    if liger and not any("liger" in name for name in modules):
         liger, notes = False, [*notes, "Liger was asked for and no module of the model uses it"]
     if source is None:
         notes.append("random weights of the model's shape: speed and memory hold, the loss means nothing")
