@@ -16,6 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# A shell's background job ignores Ctrl-C, and so would every program that the tests start in one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def environment(**changed: str) -> dict[str, str]:
     """This process's variables without any of our settings, on the CPU."""

@@ -134,7 +134,8 @@ def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
 
 def main() -> int:
     settings = load(SweepSettings, description=__doc__)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as Ctrl-C does
+    for number in (signal.SIGINT, signal.SIGTERM):  # in a background job too, where a shell sets the first to ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         sweep, _held = prepare(settings)
     except OSError as error:
