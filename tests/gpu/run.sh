@@ -26,7 +26,7 @@ else
     CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
     if [[ -z $CUDA_VISIBLE_DEVICES || ${DS_ACCELERATOR-} == cpu ]]; then
         why="CUDA_VISIBLE_DEVICES or DS_ACCELERATOR hides it"
-    elif nvidia-smi -L 2>/dev/null | grep -q "^GPU " || compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
+    elif nvidia-smi -L 2>/dev/null | grep "^GPU " >/dev/null || compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
         why=""
     else
         why="nvidia-smi lists none"
