@@ -32,7 +32,7 @@ def test_a_box_without_what_it_needs(tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-aa)'\n")
     smi.chmod(0o755)
-    env = {k: v for k, v in os.environ.items() if k != "DS_ACCELERATOR"}
+    env = {k: v for k, v in os.environ.items() if k not in ("DS_ACCELERATOR", "PYTHON")}
     env |= {"PATH": f"{tmp_path}:{env['PATH']}", "VENV": str(tmp_path / "none"), "CUDA_VISIBLE_DEVICES": "99,98"}
 
     def run(*arguments, **more):
@@ -101,12 +101,13 @@ def test_the_table(tmp_path):
 
 @pytest.mark.slow
 def test_a_rehearsal_of_what_a_cpu_can_do(tmp_path):
-    chosen = "test_attention or packing or short_context"
+    chosen = "test_attention or packing or short_context or compile"
     done = run_suite("--rehearse", "-k", f"({chosen}) and not burst", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "says nothing of any GPU" in done.stdout
     assert re.search(r"packed documents against each by itself +│ loss .* yes", done.stdout)
     assert re.search(r"short-context step +│ 256 tokens: .* yes", done.stdout)
+    assert re.search(r"compiled step +│ 64 tokens: .* yes", done.stdout)
     assert " 0 NO, 3 not run" in done.stdout  # the three FlashAttentions
 
 
