@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,14 @@ def outcomes(records: list[dict]) -> dict[int, list[dict]]:
 
 def steps(records: list[dict], seq_len: int) -> list[dict]:
     return [r for r in records if r["record"] == "step" and r["seq_len"] == seq_len]
+
+
+def left_in_shared_memory(sweep) -> list[str]:
+    """case 14: segments of this sweep's launches, by their ports."""
+    log = sweep.file().with_suffix(".log").read_text()
+    ports = set(re.findall(r"--master_port=(\d+)", log))
+    assert ports
+    return [p.name for p in Path("/dev/shm").glob("deepspeed_*") for port in ports if f"_{port}_" in p.name]
 
 
 def test_killed_rank_then_killed_launcher_then_completed(start_sweep):
@@ -52,8 +62,11 @@ def test_killed_rank_then_killed_launcher_then_completed(start_sweep):
     assert sweep.output().rstrip().splitlines()[-1].startswith("128 tokens: killed_sig9")
     before = sweep.file().read_bytes()
 
+    assert not left_in_shared_memory(sweep)
+
     again = start_sweep(seqlens="64 128 192", **QUICK)
     assert again.finish() == 0, again.output()
+    assert not left_in_shared_memory(again)
     assert again.file().read_bytes().startswith(before)  # the same file, continued
     found = outcomes(again.records())
     assert [len(found[n]) for n in (64, 128, 192)] == [1, 2, 2]

@@ -34,9 +34,17 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def launcher_command(script: str, flags: list[str], where: list[str]) -> list[str]:
-    """DeepSpeed's launcher on this interpreter. `where`: --num_gpus, --include or --hostfile."""
-    launcher = [sys.executable, "-u", "-m", "deepspeed.launcher.runner", "--master_port", str(free_port())]
+def remove_shared_memory(port: int | str) -> None:
+    """Remove what DeepSpeed's CPU communication left in /dev/shm for this master port: it never does so itself, and
+    some tens of MiB a rank and launch fill it up. Call when the ranks have ended, or no longer need it by name."""
+    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def launcher_command(script: str, flags: list[str], where: list[str], port: int | None = None) -> list[str]:
+    """DeepSpeed's launcher on this interpreter. `where`: --num_gpus, --include or --hostfile. `port`: None: a free one."""
+    launcher = [sys.executable, "-u", "-m", "deepspeed.launcher.runner", "--master_port", str(port or free_port())]
     return [*launcher, *where, str(ROOT / script), *flags]
 
 

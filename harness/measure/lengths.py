@@ -14,7 +14,7 @@ from rich.table import Table
 
 from harness import flops, records
 from harness.measure import box, failures, telemetry
-from harness.measure.launch import Launch, Tail, launcher_command
+from harness.measure.launch import Launch, Tail, free_port, launcher_command, remove_shared_memory
 from harness.measure.settings import SweepSettings
 
 TEARDOWN_S = 60  # for the launcher to end after its last summary
@@ -85,13 +85,15 @@ class Sweep:
             where = ["--num_gpus", str(self.ranks)]
         else:
             where = ["--include", "localhost:" + ",".join(map(str, self.visible.indices))]
-        command = launcher_command("benchmark.py", flags, [*where, *self.settings.launcher_args.split()])
+        port = free_port()
+        command = launcher_command("benchmark.py", flags, [*where, *self.settings.launcher_args.split()], port)
         tail = Tail(self.file)
         launch = Launch(command, environment, self.file.with_suffix(".log"))
         try:
             return self.watch(launch, tail, lengths)
         finally:
             launch.end()
+            remove_shared_memory(port)
             if not telemetry.wait_until_free(self.visible.handles, before):
                 console.print("warning: GPU memory is still held after a minute; the next length may fail falsely")
 

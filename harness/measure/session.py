@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from harness import flops, records
 from harness.measure import attention, box, failures, memory, model, runs, stack, telemetry
+from harness.measure.launch import remove_shared_memory
 from harness.measure.settings import Settings
 from harness.measure.training import Trainer
 
@@ -70,6 +71,7 @@ def run(settings: Settings, kind: str) -> Iterator[Trainer]:
         dist.barrier()
         trainer.sampler.close()
         dist.destroy_process_group()
+        remove_shared_memory(os.environ["MASTER_PORT"])
     except Exception as error:
         rank = int(os.environ.get("RANK", 0))
         with contextlib.suppress(OSError):  # the disk may be what is full
@@ -82,6 +84,7 @@ def run(settings: Settings, kind: str) -> Iterator[Trainer]:
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
+        remove_shared_memory(os.environ.get("MASTER_PORT", "none"))
         if failures.is_echo(str(error)):
             time.sleep(5)  # let the launcher see the rank that really died first
         os._exit(2 if getattr(error, "kind", None) == "wrong_setting" else 1)
