@@ -43,7 +43,7 @@ def remove_shared_memory(port: int | str) -> None:
 
 
 def launcher_command(script: str, flags: list[str], where: list[str], port: int | None = None) -> list[str]:
-    """DeepSpeed's launcher, this interpreter. where: --num_gpus, --include or --hostfile; port: None takes a free one."""
+    """DeepSpeed's launcher. where: --num_gpus, --include or --hostfile; port: None takes a free one."""
     launcher = [sys.executable, "-u", "-m", "deepspeed.launcher.runner", "--master_port", str(port or free_port())]
     return [*launcher, *where, str(ROOT / script), *flags]
 
