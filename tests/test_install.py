@@ -468,13 +468,9 @@ def test_the_report_needs_no_torch():
 @pytest.mark.skipif(not (Path(sys.prefix) / "installed").exists(), reason="not an environment that install.sh made")
 def test_what_is_installed_is_what_is_pinned():
     pinned = {k: v for name in ("report.txt", "test.txt", "pinned.txt") for k, v in pins(name).items()}
-    folders = list(
-        {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    )  # setuptools adds its own to sys.path
-    here = {
-        re.sub(r"[-_.]+", "-", d.name).lower(): d.version.partition("+")[0]
-        for d in metadata.distributions(path=folders)
-    }
+    # Not sys.path: setuptools adds a folder of its own to it.
+    found = metadata.distributions(path=list({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    here = {re.sub(r"[-_.]+", "-", d.name).lower(): d.version.partition("+")[0] for d in found}
     here.pop("pip")
     assert {k: v for k, v in here.items() if pinned.get(k, "").removesuffix(".0") != v.removesuffix(".0")} == {}
 

@@ -124,7 +124,9 @@ def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict) -> di
         text = f"{'; '.join(parts)}: {speed} for {price:.2f}x the price"
     else:
         text = f"{outcome}: {speed} for {price:.2f}x the price, "
-        if outcome == cost.EVEN:
+        if outcome == cost.EVEN and all(r.significant is False for r in ratios.values()):
+            text += "no difference was measured"
+        elif outcome == cost.EVEN:
             text += f"the same per token{_tie(result, max(ratios))}"
         elif outcome == cost.WINS:
             text += f"{between(1 - price / low, 1 - price / high, '{:.0%}')} less per token"
