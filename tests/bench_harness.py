@@ -26,6 +26,7 @@ def alternate() -> None:
     import torch.distributed as dist
 
     from harness.measure import box, session, stack
+    from harness.measure.launch import remove_shared_memory
     from harness.measure.settings import Settings
 
     stack.use_venv_extensions()
@@ -54,6 +55,7 @@ def alternate() -> None:
         )
     dist.barrier()
     dist.destroy_process_group()
+    remove_shared_memory(os.environ["MASTER_PORT"])
 
 
 def sweep_seconds(folder: str, isolate: int) -> float:

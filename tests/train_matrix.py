@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch.distributed as dist
 
 from harness.measure import box, session, stack
+from harness.measure.launch import remove_shared_memory
 from harness.measure.settings import Settings
 
 
@@ -44,6 +46,7 @@ def main() -> None:
     losses("sequence parallel", results, model=real, sp_size=2)
     dist.barrier()
     dist.destroy_process_group()
+    remove_shared_memory(os.environ["MASTER_PORT"])
 
 
 if __name__ == "__main__":
