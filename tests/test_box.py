@@ -14,7 +14,8 @@ import pynvml
 import pytest
 
 from harness import flops, records
-from harness.measure import box, matmul, memory, stack, telemetry, verify
+from harness.measure import attention, box, matmul, memory, stack, telemetry, verify
+from tests import boxes
 from tests.conftest import ROOT, environment
 from tests.test_telemetry import Nvml, facts
 
@@ -166,6 +167,26 @@ def test_parameters_need_to_know_of_tied_embeddings():
     config.pop("tie_word_embeddings", None)
     with pytest.raises(flops.Uncountable, match="tie_word_embeddings"):
         flops.parameters(config)
+
+
+def test_a_step_that_cannot_be_counted_has_no_work():
+    run = boxes.run("sweep", "r", boxes.H200)
+    assert flops.step_work(run, 8192).total_tflop == pytest.approx(421.6, abs=0.05)
+    run.model.config = {"model_type": "mamba"}
+    assert flops.step_work(run, 8192) is None
+
+
+def test_torchs_own_kernels_under_another_name_are_a_mismatch(monkeypatch):
+    """case 9: the right function was called and PyTorch's kernel ran; only the profiler on a GPU sees it."""
+    inputs = attention.random_inputs("cpu", 1, 16, 2, 2, 8, seed=0)
+    monkeypatch.setattr(attention, "random_inputs", lambda *arguments, **more: inputs)
+    monkeypatch.setattr(attention, "_called_function", lambda run: "flash_attn.cute.interface.flash_attn_func")
+    monkeypatch.setattr(attention, "_profiled", lambda run, device: (["pytorch_flash::flash_fwd_kernel"], []))
+    with pytest.raises(
+        attention.AttentionUnavailable, match="fa4 was asked for, PyTorch's own pytorch_flash"
+    ) as raised:
+        attention.probe("fa4", "cuda")
+    assert raised.value.kind == "attn_mismatch"
 
 
 def test_resident_memory_where_there_is_no_proc(monkeypatch):
