@@ -78,8 +78,9 @@ def test_what_nvml_does_not_tell_is_null(monkeypatch):
     nothing.close()
 
 
-def test_cuda_visible_devices_by_index_and_uuid(monkeypatch):
+def test_cuda_visible_devices_by_index_and_uuid(monkeypatch, capsys):
     Nvml().install(monkeypatch, names=("NVIDIA H200", "NVIDIA B200"))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert box.visible_gpus().indices == [0, 1]
     for asked in ("1", "GPU-aa1", " 1 "):
@@ -89,17 +90,19 @@ def test_cuda_visible_devices_by_index_and_uuid(monkeypatch):
     assert box.visible_gpus().indices == []
     for asked in ("7", "GPU-bb", "MIG-123", "GPU-aa"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
-        with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES="):
+        with pytest.raises(SystemExit, match="2"):
             box.visible_gpus()
+        assert f"wrong setting: CUDA_VISIBLE_DEVICES={asked}: " in capsys.readouterr().err
 
 
-def test_a_torch_that_cannot_use_the_gpu_that_is_here_is_an_error(monkeypatch):
-    """case 12: not a quiet run on the CPU."""
+def test_a_torch_that_cannot_use_the_gpu_that_is_here_is_an_error(monkeypatch, capsys):
+    """case 12: not a quiet run on the CPU, in any of the scripts."""
     Nvml().install(monkeypatch)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(RuntimeError, match="NVIDIA H200 is here, this torch cannot use it"):
+    with pytest.raises(SystemExit, match="2"):
         box.use_accelerator()
+    assert "NVIDIA H200 is here, this torch cannot use it: run ./install.sh" in capsys.readouterr().err
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert box.use_accelerator() == "cpu"
 

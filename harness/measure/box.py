@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from harness import gpus, records
 from harness.measure import stack
+from harness.measure.settings import fail_setting
 
 
 class MixedGpus(RuntimeError):
@@ -28,13 +29,11 @@ def has_gpu() -> bool:
 
 
 def use_accelerator() -> str:
-    """ "cuda" or "cpu"; on the CPU DeepSpeed is told so before it is imported."""
+    """ "cuda" or "cpu"; on the CPU DeepSpeed is told so before it is imported. Exits 2 on a GPU that cannot be used."""
     if has_gpu():
         return "cuda"
-    if os.environ.get("DS_ACCELERATOR") != "cpu" and (visible := visible_gpus()).names:
-        raise RuntimeError(
-            f"{visible.names[0]} is here, this torch cannot use it: run ./install.sh (or DS_ACCELERATOR=cpu)"
-        )
+    if names := visible_gpus().names:
+        fail_setting(f"{names[0]} is here, this torch cannot use it: run ./install.sh (or DS_ACCELERATOR=cpu)")
     os.environ["DS_ACCELERATOR"] = "cpu"
     return "cpu"
 
@@ -153,10 +152,12 @@ class Visible:
 
 
 def visible_gpus() -> Visible:
-    """GPUs by NVML that CUDA_VISIBLE_DEVICES (indices or UUIDs) allows; none on a machine without a driver.
+    """GPUs by NVML that CUDA_VISIBLE_DEVICES (indices or UUIDs) allows; none without a driver or by DS_ACCELERATOR=cpu.
 
-    Raises ValueError for an entry that names no GPU, and for a MIG slice, whose figures compare with nothing.
+    Exits 2 on an entry that names no GPU, and on a MIG slice, whose figures compare with nothing.
     """
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return Visible()
     import pynvml
 
     try:
@@ -171,10 +172,10 @@ def visible_gpus() -> Visible:
         chosen = []
         for word in filter(None, (w.strip() for w in asked.split(","))):
             if word.startswith("MIG"):
-                raise ValueError(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
+                fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
             matches = [int(word)] if word.isdecimal() else [i for i, u in enumerate(uuids) if u.startswith(word)]
             if len(matches) != 1 or matches[0] >= len(handles):
-                raise ValueError(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
+                fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
             chosen += matches
     return Visible(
         chosen,

@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -97,11 +96,7 @@ def plan_lines(sweep: Sweep, planned: list[int]) -> list[str]:
 
 def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
     """Find the devices, lock them, open or continue the result file. Exits 2 on what cannot work."""
-    try:
-        visible = box.visible_gpus() if os.environ.get("DS_ACCELERATOR") != "cpu" else box.Visible()
-        device = box.use_accelerator()
-    except (ValueError, RuntimeError) as error:
-        fail_setting(str(error))
+    visible, device = box.visible_gpus(), box.use_accelerator()
     settings.resolve(device == "cuda")
     if device == "cuda" and settings.gpus and settings.gpus > len(visible.indices) and not settings.hostfile:
         fail_setting(f"GPUS={settings.gpus}: {len(visible.indices)} are visible here")
