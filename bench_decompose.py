@@ -30,7 +30,7 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from harness import kernels, records
+from harness import flops, kernels, records
 from harness.measure.settings import Settings, fail_setting, load
 
 
@@ -163,7 +163,7 @@ def measure(trainer, seq_len: int, console: Console) -> None:
     if not trainer.out:
         return
     record = combine(splits, summary.median_ms, run_id=run.run_id, seq_len=seq_len, peak_mem_gib=summary.peak_mem_gib)
-    if count := trainer.count(seq_len):
+    if count := flops.step_work(run, seq_len):
         add_rates(record, count.attention_tflop, count.dense_tflop, run.gpu.peak_tflops)
     trainer.write(record)
     total = records.Bucket(name="total", ms=summary.median_ms, tflops=summary.tflops, mfu=summary.mfu)

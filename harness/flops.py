@@ -127,6 +127,12 @@ def step_work(run, seq_len: int, doc_len: int | None = None) -> Count | None:
     return Count(one.attention_tflop * share, one.dense_tflop * share)
 
 
+def step_tokens(run, seq_len: int) -> float:
+    """Tokens one GPU trains on in a step: seqlen x batch x accumulation, shared by the GPUs of one sequence."""
+    recipe = run.recipe
+    return seq_len * recipe.batch_size * recipe.grad_accum / recipe.sp_size if recipe else float(seq_len)
+
+
 def parameters(config: dict) -> int:
     """Matrix weights held: all experts, the embedding, and lm_head unless tied. To estimate memory before a model is
     built: norms, biases and learned positions, well under 1 %, are left out. Raises Uncountable."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from harness import flops
 from harness.report import fits
 from tests.handmade import box, point, run
 
@@ -19,10 +20,10 @@ def with_peaks(peaks):
 
 
 def test_tokens_of_a_step():
-    assert fits.tokens(run(), 8192) == 8192
-    assert fits.tokens(run(**{"recipe.batch_size": 3, "recipe.grad_accum": 4}), 8192) == 12 * 8192
-    assert fits.tokens(run(**{"recipe.sp_size": 2}), 8192) == 4096  # two GPUs share a sequence
-    assert fits.tokens(run(recipe=None), 8192) == 8192
+    assert flops.step_tokens(run(), 8192) == 8192
+    assert flops.step_tokens(run(**{"recipe.batch_size": 3, "recipe.grad_accum": 4}), 8192) == 12 * 8192
+    assert flops.step_tokens(run(**{"recipe.sp_size": 2}), 8192) == 4096  # two GPUs share a sequence
+    assert flops.step_tokens(run(recipe=None), 8192) == 8192
 
 
 def test_a_memory_line():

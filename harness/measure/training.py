@@ -145,21 +145,13 @@ class Trainer:
             **self.rates(seq_len, ms),
         )
 
-    def count(self, seq_len: int) -> flops.Count | None:
-        """Model TFLOP per GPU and step, None where the model's cannot be counted."""
-        return flops.step_work(self.run, seq_len)
-
-    def tokens(self, seq_len: int) -> float:
-        """Tokens per GPU and step."""
-        return seq_len * self.settings.batch_size * self.settings.grad_accum / self.settings.sp_size
-
     def rates(self, seq_len: int, ms: float) -> dict:
-        count, peak = self.count(seq_len), self.run.gpu.peak_tflops
+        count, peak = flops.step_work(self.run, seq_len), self.run.gpu.peak_tflops
         tflops = count.total_tflop / ms * 1e3 if count else None
         return {
             "tflops": rounded(tflops),
             "mfu": rounded(tflops / peak) if tflops and peak else None,
-            "tokens_per_s_per_gpu": rounded(self.tokens(seq_len) / ms * 1e3),
+            "tokens_per_s_per_gpu": rounded(flops.step_tokens(self.run, seq_len) / ms * 1e3),
         }
 
     def write(self, record: records.Base) -> None:
@@ -217,8 +209,8 @@ class Trainer:
         drift = abs(statistics.median(times[:half]) - statistics.median(times[-half:])) / median if half > 1 else 0
         throttles = [s.gpu_state.throttle for s in steps if s.gpu_state and s.gpu_state.throttle is not None]
         energies = [s.gpu_state.energy_j if s.gpu_state else None for s in steps]
-        tokens = self.tokens(seq_len) * self.run.world_size * len(steps)
-        count = self.count(seq_len)
+        tokens = flops.step_tokens(self.run, seq_len) * self.run.world_size * len(steps)
+        count = flops.step_work(self.run, seq_len)
         peaks = [s.peak_allocated_gib for s in steps]
         return records.Summary(
             run_id=self.run.run_id,

@@ -114,7 +114,7 @@ def _speedup(pair: Pair, seq_len: int) -> stats.Ratio:
     a, b = pair.old.points[seq_len], pair.new.points[seq_len]
     stepped = a.times_ms and b.times_ms
     ratio = stats.ratio_interval(a.times_ms, b.times_ms) if stepped else stats.Ratio(a.median_ms / b.median_ms)
-    scale = fits.tokens(pair.new.run, seq_len) / fits.tokens(pair.old.run, seq_len)  # 1 unless a mismatch is allowed
+    scale = flops.step_tokens(pair.new.run, seq_len) / flops.step_tokens(pair.old.run, seq_len)  # 1 in like recipes
     return stats.Ratio(*(x if x is None else x * scale for x in (ratio.value, ratio.low, ratio.high)))
 
 
@@ -142,7 +142,7 @@ def _points(pair: Pair, specs: dict) -> list[dict]:
         row = {"seq_len": n, "attention_share": done.attention_share if done else None}
         for side, sweep in (("old", pair.old), ("new", pair.new)):
             p = sweep.points.get(n, Point(n, "not_run"))
-            rate = fits.tokens(sweep.run, n) / p.median_ms * 1e3 if p.median_ms else None
+            rate = flops.step_tokens(sweep.run, n) / p.median_ms * 1e3 if p.median_ms else None
             row[side] = {k: getattr(p, k) for k in POINT_KEYS} | {"tokens_per_s_per_gpu": rate}
         row |= {"speedup": None, "position": None}
         if n in pair.common:
@@ -242,7 +242,7 @@ def _fleet(old: Box, new: Box, pair: Pair | None, options: Options) -> dict:
     gain, base = None, options.fleet_base
     if pair and pair.common:
         longest, run = pair.common[-1], pair.old.run
-        gain, rate = _speedup(pair, longest), fits.tokens(run, longest) / pair.old.points[longest].median_ms * 1e3
+        gain, rate = _speedup(pair, longest), flops.step_tokens(run, longest) / pair.old.points[longest].median_ms * 1e3
         base = base or (cost.Crew(run.world_size), cost.hours(options.tokens, rate, run.world_size) / 24)
     if base is None:
         raise ValueError("how long does the job take now? Give --fleet-base, such as 3+1=8.8")

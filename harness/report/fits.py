@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness import flops, records
+from harness import flops
 from harness.report.box import Sweep
 
 # The H200 of the published sweep: about 130 GiB of 141 could be used (the rest is the CUDA context, NCCL buffers and
@@ -56,12 +56,6 @@ class StepTime:
         dense = 1e3 * work.dense_tflop / self.dense_tflops if self.dense_tflops else 0.0
         attention = 1e3 * work.attention_tflop / self.attention_tflops if self.attention_tflops else 0.0
         return {"fixed": self.fixed_ms, "dense": dense, "attention": attention}
-
-
-def tokens(run: records.Run, seq_len: int) -> float:
-    """Tokens one GPU trains on in a step: seqlen x batch x accumulation, shared by the GPUs of one sequence."""
-    recipe = run.recipe
-    return seq_len * recipe.batch_size * recipe.grad_accum / recipe.sp_size if recipe else float(seq_len)
 
 
 def memory_line(sweep: Sweep) -> MemoryLine | None:
