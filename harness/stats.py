@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_STEPS = 3  # fewer say nothing about their spread
+PILOT_STEPS = 5  # whose spread settles how many are enough
 TRIM = 0.2  # the share pulled in at either end
 MEDIAN_FACTOR = 1.08  # standard error of the median / of the 20 % trimmed mean, ten normal values: 0.373 / 0.345
 
@@ -75,6 +76,16 @@ def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
     df = (a + b) ** 2 / (a**2 / old_df + b**2 / new_df) if a + b > 0 else 1.0
     half = _t975(df) * math.sqrt(a + b)
     return Ratio(value, math.exp(center - half), math.exp(center + half))
+
+
+def steps_needed(pilot: Sequence[float], precision: float) -> int:
+    """Steps, the pilot's among them, for a 95 % interval of about +- `precision` (0.01 is 1 %) around the median.
+
+    To be asked once (Stein, Annals of Mathematical Statistics 16, 1945): looking after every step and stopping when
+    the interval is narrow would stop at the narrow ones, and cover the truth in 87 % where this covers it in 94 to 97.
+    """
+    deviation = float(np.log(pilot).std(ddof=1))
+    return max(len(pilot), math.ceil((_t975(len(pilot) - 1) * MEDIAN_FACTOR * deviation / precision) ** 2))
 
 
 def _log_median(times: Sequence[float]) -> tuple[float, float | None, int]:

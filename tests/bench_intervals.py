@@ -4,7 +4,8 @@
 
 Ten steps a box; noise of 0.3 to 3 % of the step time, equal or not on the two boxes, normal or with a tail (gamma,
 t with 3 degrees of freedom); without and with a slow first step (5 to 100 % longer) on both boxes or on one. Beside
-it, what a percentile bootstrap of the medians covers, and the median width of both intervals.
+it, the same with each box stopped before its last step by PRECISION=1 (and how many steps that takes), what a
+percentile bootstrap of the medians covers, and the median width of two of the intervals.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.stats import median_interval, ratio_interval  # noqa: E402
+from harness.stats import PILOT_STEPS, median_interval, ratio_interval, steps_needed  # noqa: E402
 
 TRUE_RATIO = 1.7
 NOISES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.003, 0.03)]
@@ -37,6 +38,11 @@ def times(rng: np.random.Generator, typical_ms: float, noise: float, steps: int,
     return values
 
 
+def stopped(times: np.ndarray, precision: float = 0.01) -> np.ndarray:
+    """The steps that PRECISION leaves of them; steps are taken to be long enough for its 30 seconds."""
+    return times[: steps_needed(times[:PILOT_STEPS], precision)]
+
+
 def bootstrap(rng: np.random.Generator, old: np.ndarray, new: np.ndarray, rounds: int = 500) -> tuple[float, float]:
     """The plain percentile interval, for comparison."""
     medians = [np.median(rng.choice(x, (rounds, len(x))), axis=1) for x in (old, new)]
@@ -52,17 +58,20 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     print(f"{args.sweeps} sweeps of {args.steps} steps a row, true ratio {TRUE_RATIO}; coverage and median width in %")
-    print(f"{'noise old, new':16} {'slow first':10} {'shape':7} {'ratio':>13} {'one median':>11} {'bootstrap':>13}")
+    print("noise old, new   slow first shape           ratio      stopped  one median     bootstrap")
     covered, total = 0, 0
     for shape in SHAPES:
         for noise in NOISES:
             for name, slow in SLOW.items():
-                hits, widths, single = np.zeros(2), [], 0
+                hits, widths, single, taken = np.zeros(3), [], 0, 0
                 for _ in range(args.sweeps):
                     old = times(rng, 1700, noise[0], args.steps, slow[0], shape)
                     new = times(rng, 1700 / TRUE_RATIO, noise[1], args.steps, slow[1], shape)
-                    ours, plain = ratio_interval(old, new), bootstrap(rng, old, new)
-                    hits += [ours.low <= TRUE_RATIO <= ours.high, plain[0] <= TRUE_RATIO <= plain[1]]
+                    cut = stopped(old), stopped(new)
+                    ours, early, plain = ratio_interval(old, new), ratio_interval(*cut), bootstrap(rng, old, new)
+                    ends = (ours.low, ours.high), (early.low, early.high), plain
+                    hits += [low <= TRUE_RATIO <= high for low, high in ends]
+                    taken += sum(map(len, cut)) / 2
                     widths.append([ours.high - ours.low, plain[1] - plain[0]])
                     _, low, high = median_interval(new)
                     single += low <= 1700 / TRUE_RATIO <= high
@@ -71,7 +80,8 @@ def main() -> None:
                 covered, total = covered + hits[0], total + args.sweeps
                 print(
                     f"{noise[0]:6.1%}, {noise[1]:6.1%}   {name:10} {shape:7} {share[0]:5.1f} ({width[0]:5.2f})"
-                    f" {single / args.sweeps * 100:11.1f} {share[1]:5.1f} ({width[1]:5.2f})",
+                    f" {share[1]:5.1f} ({taken / args.sweeps:4.1f})"
+                    f" {single / args.sweeps * 100:11.1f} {share[2]:5.1f} ({width[1]:5.2f})",
                     flush=True,
                 )
     print(f"all together {covered / total:.1%}")

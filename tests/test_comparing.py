@@ -224,3 +224,11 @@ def test_no_sweep_no_pair():
     empty = box(run(), point(8192, 1))
     empty.sweeps.clear()
     assert comparing.pair(empty, box(run(B200), point(8192, 1))) is None
+
+
+def test_models_that_only_have_a_name_are_told_apart_by_it():
+    bare = {"model.config": {}}
+    pair = comparing.pair(
+        box(run(**bare), point(8192, 100)), box(run(**bare, **{"model.name": "70b"}), point(8192, 50))
+    )
+    assert pair.differences == ["model: 8b and 70b"]

@@ -100,6 +100,10 @@ def test_published_documents_of_8k():
     assert documents["regime"] == "short" and documents["decomposed"] == pytest.approx(1.69, abs=0.005)
     assert documents["seq_len"] == 262144 and documents["fitted"] == pytest.approx(2.07, abs=0.01)
     assert about(result, "short")["yours"] and not about(result, "long")["yours"]
+    _, page, _ = upgrade("--doc-len", "8192")
+    assert "Attention is 12.5% of the FLOPs, whatever they are packed into." in page
+    assert "1.69x by the decomposed step (small matmuls) or 2.07x by the sweep's fit, packed into 262144" in page
+    assert "DOC_LEN=8192 measures it" in page
     whole = decide(
         read_box(PUBLISHED / "h200"), read_box(PUBLISHED / "b200"), Options(price_ratio=2.0, doc_len=262144)
     )["documents"]
@@ -470,3 +474,10 @@ def test_the_page_says_why_a_length_failed_and_that_nothing_is_left():
     Page(result, Console(file=out, width=200)).show()
     assert "H200 SXM failed at 32768: killed by signal 9" in out.getvalue()
     assert "No length was measured on both boxes" in out.getvalue()
+
+
+def test_the_page_names_lengths_that_only_the_new_box_ran():
+    out = io.StringIO()
+    old = box(run(), point(8192, 100), point(32768, outcome="oom"))
+    Page(decide(old, box(run(B200), point(8192, 60), point(32768, 100)), TWICE), Console(file=out, width=200)).show()
+    assert "Only B200 SXM ran 32768; H200 SXM was out of memory there." in out.getvalue()

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness import gpus
-from harness.report import projection
+from harness.report import decision, projection
+from harness.report.box import NothingUsable
 from harness.report.reading import read_box
 from tests.handmade import box, decomposition, light, point, run, upgrade
 
@@ -92,6 +93,20 @@ def test_nothing_to_project_with():
     unknown = box(run(**{"gpu.name": "NVIDIA X1"}), point(8192, 1000.0))
     with pytest.raises(ValueError, match="nothing to project with"):
         projection.project(unknown, unknown.sweeps[0], B200, SEEN)
+
+
+def test_a_length_whose_work_is_not_known_needs_its_decomposition():
+    unknown = box(run(**{"model.uncounted": "mamba"}), point(8192, 1000.0))
+    assert projection.project(unknown, unknown.sweeps[0], B200, SEEN) == []
+    with pytest.raises(NothingUsable, match="neither a measured length nor a decomposed step"):
+        decision.project(unknown, B200, decision.Options(), None)
+
+
+def test_without_a_price_renting_depends_on_it():
+    result = decision.project(whole(point(8192, 1000.0)), B200, decision.Options(), None)
+    (verdict,) = result["verdict"]
+    assert verdict["outcome"] is None and verdict["change"] == "--price-ratio"
+    assert verdict["sentence"].endswith("the speed; whether renting one pays depends on its price.")
 
 
 def test_a_missing_link_rate_leaves_communication_as_it_is():

@@ -453,3 +453,28 @@ def test_damaged_records_never_raise(tmp_path, junk, start, length):
     for sweep in box.sweeps:
         for point in sweep.points.values():
             assert set(point.times_ms) <= set(USUAL)
+
+
+def test_a_model_that_no_shipped_shape_has(tmp_path):
+    box = read(tmp_path, (head() + steps(USUAL)).replace("model_size=8b", "model_size=13b"))
+    point = only(box)[8192]
+    assert box.sweeps[0].run.model.uncounted == "no shipped shape is a llama of 13b"
+    assert point.n == 10 and any("not known" in text and "as logged, unchecked" in text for text in point.warnings)
+    assert point.tflops == pytest.approx(421.6 / 2.9945, rel=1e-2)  # the log's own
+
+
+def test_one_file_of_a_box_and_a_folder_of_two_gpus(tmp_path):
+    (tmp_path / "a.log").write_text(head() + steps(USUAL))
+    (tmp_path / "b.log").write_text((head() + steps(USUAL)).replace("gpu=NVIDIA H200", "gpu=NVIDIA H100 80GB HBM3"))
+    alone = read_box(tmp_path / "a.log")
+    assert (alone.name, alone.problems, len(alone.sweeps)) == ("H200 SXM", [], 1)
+    assert read_box(tmp_path).problems == ["several GPUs in one folder: NVIDIA H100 80GB HBM3, NVIDIA H200"]
+
+
+def test_what_a_rank_said_last_is_the_error_of_a_length_without_an_outcome(tmp_path):
+    first, second = (
+        records.RankError(run_id="a1", seq_len=8192, rank=rank, error=f"RuntimeError: {text}")
+        for rank, text in ((3, "the link fell asleep"), (0, "connection closed"))
+    )
+    _write(tmp_path / "sweep_1.jsonl", [_run(), *_steps(USUAL[:4]), first, second])
+    assert only(read_box(tmp_path))[8192].error == "RuntimeError: the link fell asleep"

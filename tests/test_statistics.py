@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from harness.stats import MEDIAN_FACTOR, Ratio, median_interval, ratio_interval
-from tests.bench_intervals import TRUE_RATIO, times
+from harness.stats import MEDIAN_FACTOR, Ratio, median_interval, ratio_interval, steps_needed
+from tests.bench_intervals import TRUE_RATIO, stopped, times
 
 OLD = [2990.0, 2995.5, 3002.0, 2988.0, 3001.0, 2999.0, 2993.0, 3900.0, 2997.0, 2994.0]
 NEW = [1500.0, 1503.0, 1498.0, 1502.0, 1510.0, 1497.5, 1501.0]
@@ -69,6 +69,28 @@ def test_the_interval_covers(noise, slow):
         found = ratio_interval(old, new)
         hits += found.low <= TRUE_RATIO <= found.high
     assert 0.93 - 0.02 <= hits / 1000 <= 0.97 + 0.02
+
+
+@pytest.mark.parametrize("noise", [(0.003, 0.003), (0.01, 0.01), (0.02, 0.005)])
+def test_the_interval_covers_where_precision_stopped_early(noise):
+    """Looking after each step instead, and stopping at the first interval under 1 %, covers 87 to 89 %."""
+    rng = np.random.default_rng(22)
+    hits = taken = 0
+    for _ in range(1000):
+        old = stopped(times(rng, 20_000, noise[0], 10, False, "normal"))
+        new = stopped(times(rng, 20_000 / TRUE_RATIO, noise[1], 10, False, "normal"))
+        found = ratio_interval(old, new)
+        hits, taken = hits + (found.low <= TRUE_RATIO <= found.high), taken + len(old) + len(new)
+    assert 0.93 - 0.02 <= hits / 1000 <= 0.97 + 0.02
+    assert taken < 2000 * 9  # it does stop early
+
+
+def test_steps_needed_by_hand():
+    """Five steps of 1 % deviation: t(0.975, 4) = 2.776, so (2.776 * 1.08 * 0.01 / 0.01)^2 = 8.99."""
+    pilot = np.exp(0.01 * np.array([-1, -1, 0, 1, 1]))
+    assert np.log(pilot).std(ddof=1) == pytest.approx(0.01)
+    assert [steps_needed(pilot, p) for p in (0.01, 0.02, 0.1)] == [9, 5, 5]
+    assert steps_needed([2.0] * 5, 0.01) == 5
 
 
 def test_boxes_that_do_not_differ_are_rarely_told_apart():

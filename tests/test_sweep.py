@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness import records
 from harness.measure import box, sweep
@@ -33,20 +39,20 @@ class Scripted(sweep.Sweep):
         return None
 
 
+def scripted(folder, fits, seqlens="8192 16384 32768 65536", flags=(), gib=lambda n: None, capacity=140.0):
+    settings = load(SweepSettings, [f"--seqlens={seqlens}", *flags]).resolve(True)
+    s = Scripted(settings, "cuda", box.Visible(), 8, records.new_file(folder, "x", "sweep"), "key")
+    s.fits, s.gib, s.launches = fits, gib, []
+    gpu = records.Gpu(device="cuda", name="x", count=8, memory_gib=capacity)
+    s.run_record = records.Run(
+        kind="sweep", run_id="r", started="", gpu=gpu, stack=records.Stack(python="3", torch="2")
+    )
+    return s
+
+
 @pytest.fixture
 def make(tmp_path):
-    def make(fits, seqlens="8192 16384 32768 65536", flags=(), gib=lambda n: None, device="cuda", capacity=140.0):
-        settings = load(SweepSettings, [f"--seqlens={seqlens}", *flags]).resolve(True)
-        file = records.new_file(tmp_path, "x", "sweep")
-        s = Scripted(settings, device, box.Visible(), 8, file, "key")
-        s.fits, s.gib, s.launches = fits, gib, []
-        gpu = records.Gpu(device="cuda", name="x", count=8, memory_gib=capacity)
-        s.run_record = records.Run(
-            kind="sweep", run_id="r", started="", gpu=gpu, stack=records.Stack(python="3", torch="2")
-        )
-        return s
-
-    return make
+    return partial(scripted, tmp_path)
 
 
 def kinds(s) -> dict[int, str]:
@@ -134,6 +140,23 @@ def test_the_longest_length_below_the_first_planned_one(make):
     s.find_max()
     fits = max(n for n, k in kinds(s).items() if k == "summary")
     assert 5000 - 1024 <= fits <= 5000
+
+
+@given(limit=st.integers(1, 300_000), first=st.integers(2, 300_000), step=st.integers(2, 40_000), peaks=st.booleans())
+def test_the_search_ends_within_the_granularity_wherever_the_limit_is(limit, first, step, peaks):
+    with TemporaryDirectory() as folder:
+        s = scripted(
+            Path(folder), lambda n, alone: OOM if n > limit else None, str(first), [f"--granularity={step}"],
+            gib=lambda n: 10 + n / 3000 if peaks else None, capacity=10 + 300_000 / 3000,
+        )  # fmt: skip
+        s.measure(s.settings.seqlens)
+        s.find_max()
+    probes = [n for [n] in s.launches]
+    assert len(set(probes)) == len(probes) and all(n >= 2 for n in probes)
+    assert all(n % step == 0 for n in probes[1:])
+    fits, fits_not = (max((n for n in probes if n <= limit), default=0), min(n for n in probes if n > limit))
+    assert 0 < fits_not - fits <= step
+    assert len(probes) <= 2 + 2 * np.log2(300_000 / step + 2) + 2
 
 
 def test_the_launcher_gets_the_very_gpus_that_are_visible(make, monkeypatch):

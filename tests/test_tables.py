@@ -11,7 +11,7 @@ import plot_results
 from harness import gpus
 from harness.report import decision, tables
 from harness.report.reading import read_box
-from tests import boxes
+from tests import boxes, handmade
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "results" / "published"
@@ -259,3 +259,12 @@ def test_tables_need_neither_torch_nor_matplotlib(tmp_path):  # case 84
 def test_published_folders_can_be_copied_elsewhere(tmp_path):
     shutil.copytree(PUBLISHED / "h200", tmp_path / "mine")
     assert read_box(tmp_path / "mine").name == "H200 SXM"
+
+
+def test_ceilings_of_the_boxes_stand_beside_the_published_ones():
+    old = handmade.box(handmade.run(), ceilings=[(handmade.run(), handmade.ceiling("bf16", 700.0))])
+    new = handmade.box(handmade.run("NVIDIA B200"), ceilings=[(handmade.run(), handmade.ceiling("bf16", 1400.0))])
+    table = tables.ceilings(old.gpu, new.gpu, old, new)
+    assert table.header[-3:] == ["H200 SXM, this box", "B200 SXM, this box", "ratio"]
+    assert {row[0]: row[-3:] for row in table.rows}["bf16"] == ["700", "1400", "2.00"]
+    assert len({len(row) for row in [table.header, *table.rows]}) == 1

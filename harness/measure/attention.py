@@ -187,7 +187,7 @@ def _called_function(run) -> str:
     """module.function of the first attention function that `run` calls, as the interpreter sees it."""
     called: list[str] = []
 
-    def hook(frame, event, argument):
+    def hook(frame, event, argument):  # pragma: no cover (runs on a CPU too, but no tracer sees a profile hook)
         if event == "call" and frame.f_code.co_name in ("flash_attn_func", "flash_attn_varlen_func"):
             called.append(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
         elif event == "c_call" and getattr(argument, "__name__", "") == "scaled_dot_product_attention":

@@ -224,9 +224,7 @@ class Sweep:
                 probe = max(low + step, min(guess or 2 * low, 4 * low or step))
             else:
                 probe = guess if guess and low + step <= guess <= high - step else (low + high) // 2
-            probe = max(low + 1, round(probe / step) * step)
-            if high is not None and not low < probe < high:
-                probe = (low + high) // 2
+            probe = int(probe / step + 0.5) * step  # still between the two: they are more than a step apart
             console.print(f"looking for the longest length: trying {probe} tokens")
             cause = self.launch([probe], steps=min(3, self.settings.steps), warmup_steps=1)
             if cause is None:

@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     steps: int = Field(10, ge=1, description="timed steps per length")
     warmup_steps: int = Field(2, ge=0, description="steps before timing; more are added while steps still drift")
     precision: float = Field(
-        1.0, ge=0, description="stop early when the 95 %% interval of the median is within this many percent; 0 = never"
+        1.0, ge=0, description="after 5 steps and 30 s stop where enough were timed for +- this many percent; 0 = never"
     )
     recipe: Literal["long-context", "short-context"] = Field(
         "long-context", description="long-context: ZeRO-3, checkpointing, CPU AdamW, Liger; short-context: ZeRO-2 alone"
@@ -119,7 +119,7 @@ class SweepSettings(Settings):
     isolate: bool = Field(False, description="one launch per length, as the guide did")
     keep_going: CliImplicitFlag[bool] = Field(False, description="try the longer lengths after an out-of-memory")
     find_max: CliImplicitFlag[bool] = Field(False, description="then find the longest length that fits")
-    granularity: int = Field(8192, ge=1, description="FIND_MAX stops when this many tokens are left between")
+    granularity: int = Field(8192, ge=2, description="FIND_MAX stops when this many tokens are left between")
     timeout: float = Field(1800, gt=0, description="seconds without a finished step that count as a hang")
     start_timeout: float = Field(1800, gt=0, description="seconds of start-up (model load, op build) that count as one")
     hostfile: Path | None = Field(None, description="DeepSpeed hostfile, for several nodes")

@@ -21,7 +21,7 @@ from harness.measure.settings import Settings
 
 DRIFT = 0.10  # warm-up goes on while a step differs by more than this from the one before ...
 MAX_EXTRA_WARMUP = 5  # ... but not for more than so many steps
-MIN_STEPS, MIN_SECONDS = 3, 30  # before PRECISION may end a length
+MIN_SECONDS = 30  # of timed steps before PRECISION may end a length
 
 
 class NonFiniteLoss(RuntimeError):
@@ -187,7 +187,7 @@ class Trainer:
         for number in range(len(warm), len(warm) + self.settings.steps):
             steps.append(self.timed_step(batch, seq_len, number, warmup=False))
             self.write(steps[-1])
-            if self._precise([s.exec_time_ms for s in steps]):
+            if self._enough([s.exec_time_ms for s in steps]):
                 stopped_by = "precision"
                 break
         summary = self.summarise(seq_len, warm, steps, stopped_by)
@@ -196,11 +196,11 @@ class Trainer:
             self.dump_memory()
         return summary
 
-    def _precise(self, times: list[float]) -> bool:
-        if not self.settings.precision or len(times) < MIN_STEPS or sum(times) < MIN_SECONDS * 1e3:
+    def _enough(self, times: list[float]) -> bool:
+        pilot, precision = times[: stats.PILOT_STEPS], self.settings.precision / 100
+        if not precision or len(pilot) < stats.PILOT_STEPS or sum(times) < MIN_SECONDS * 1e3:
             return False
-        median, low, high = stats.median_interval(times)
-        return low is not None and (high - low) / 2 <= median * self.settings.precision / 100
+        return len(times) >= stats.steps_needed(pilot, precision)
 
     def summarise(self, seq_len: int, warm: list, steps: list, stopped_by: str) -> records.Summary:
         times = [s.exec_time_ms for s in steps]
