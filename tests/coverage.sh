@@ -16,7 +16,7 @@ export COVERAGE_FILE DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
 trap 'rm -rf "${COVERAGE_FILE%/*}"' EXIT
 
 status=0
-"$python" -m coverage run -m pytest -q "$@" || status=$?
+"$python" -m coverage run -m pytest -q --numprocesses 2 --dist loadgroup "$@" || status=$?
 "$python" -m coverage combine -q
 "$python" -m coverage report -m --include='harness/*'
 exit "$status"

@@ -2,7 +2,7 @@
 # The test command: installs the CPU stack into .venv-test if it is not there, then lint, shellcheck and all tests.
 #
 #   bash tests/run.sh                    everything that needs no GPU
-#   bash tests/run.sh -m "not slow"      arguments go to pytest
+#   bash tests/run.sh -m "not slow"      arguments go to pytest; -n 0 runs one test at a time
 #
 # Tests that need a GPU are marked gpu and skip with a reason; tests/gpu/run.sh runs them on a GPU box.
 set -euo pipefail
@@ -17,4 +17,4 @@ export PATH=$bin:$PATH DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
 ruff check .
 ruff format --check .
 shellcheck ./*.sh tests/*.sh tests/gpu/*.sh .ci/run
-exec python -m pytest "$@"
+exec python -m pytest --numprocesses 2 --dist loadgroup "$@"
