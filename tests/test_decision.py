@@ -74,6 +74,7 @@ def test_published_memory(published):
     assert new["fit"]["gib_per_token"] == pytest.approx(0.00043, abs=5e-6)
     assert 350_000 < new["largest_usable"] < 370_000  # 92 % of 180 GiB
     assert published["memory"]["old"]["largest_usable"] > 262_144  # 256k ran in the usable 130 GiB
+    assert published["memory"]["old"]["as_sold"]
     assert published["memory"]["old"]["capacity_gib"] * published["memory"]["usable_share"] == pytest.approx(130)
     assert 0 < new["fit"]["rms_error_gib"] <= new["fit"]["worst_error_gib"] < 2
 

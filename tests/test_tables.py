@@ -268,3 +268,13 @@ def test_ceilings_of_the_boxes_stand_beside_the_published_ones():
     assert table.header[-3:] == ["H200 SXM, this box", "B200 SXM, this box", "ratio"]
     assert {row[0]: row[-3:] for row in table.rows}["bf16"] == ["700", "1400", "2.00"]
     assert len({len(row) for row in [table.header, *table.rows]}) == 1
+
+
+def test_memory_that_the_device_reported_is_told_from_the_sellers():
+    old = handmade.box(handmade.run(**{"gpu.memory_gib": 139.8}), handmade.point(8192, 100))
+    new = handmade.box(handmade.run("NVIDIA B200"), handmade.point(8192, 60))
+    table = tables.make(tables.view(old, new, decision.Options()))["capacity"]
+    assert table.rows[0] == ["memory, GiB", "140", "180 (GB as sold)"]
+    assert table.notes[-1].startswith("Of a GB sold")
+    both = tables.view(old, old, decision.Options()).result
+    assert len(tables.capacity(both).notes) == 1

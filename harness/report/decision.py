@@ -205,10 +205,11 @@ def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None
     """
     found, ran = {"usable_share": fits.USABLE_SHARE}, []
     for side, box, sweep in (("old", old, old_sweep), ("new", new, new_sweep)):
-        source, capacity = sweep or old_sweep, gate.capacity_gib(box, sweep)
+        source, (capacity, as_sold) = sweep or old_sweep, gate.capacity_gib(box, sweep)
         line = fits.memory_line(source) if source else None
         ran = comparing.lengths(sweep, "measured", "partial") if sweep else []
-        row = {"capacity_gib": capacity, "fit": line and asdict(line), "largest_measured": max(ran, default=None)}
+        row = {"capacity_gib": capacity, "as_sold": as_sold, "fit": line and asdict(line)}
+        row |= {"largest_measured": max(ran, default=None)}
         row["out_of_memory"] = comparing.lengths(sweep, "oom") if sweep else []
         for name, share in (("largest_usable", fits.USABLE_SHARE), ("largest_all", 1)):
             row[name] = line.largest(capacity * share) if line and capacity else None

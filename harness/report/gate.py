@@ -45,7 +45,7 @@ def answer(old: Box, new: Box, needs: tuple[str, ...]) -> dict:
 def _can(box: Box, need: str, gib: float | None = None) -> bool | None:
     """Whether the silicon does; null when its kind or its memory is not known."""
     if gib:
-        capacity = capacity_gib(box)
+        capacity, _ = capacity_gib(box)
         return None if capacity is None else gib <= capacity
     return None if box.gpu is None else need not in box.gpu.unsupported
 
@@ -60,9 +60,11 @@ def _stack_runs(box: Box, dtype: str) -> str:
     )
 
 
-def capacity_gib(box: Box, sweep: Sweep | None = None) -> float | None:
-    runs = [sweep.run] if sweep else [s.run for s in box.sweeps]
-    return next((r.gpu.memory_gib for r in runs if r.gpu.memory_gib), box.gpu.memory_gb if box.gpu else None)
+def capacity_gib(box: Box, sweep: Sweep | None = None) -> tuple[float | None, bool]:
+    """(A GPU's memory or null, whether it is only the seller's figure: see gpus.py for what devices report of it)."""
+    reported = [r.gpu.memory_gib for r in ([sweep.run] if sweep else [s.run for s in box.sweeps]) if r.gpu.memory_gib]
+    sold = (box.gpu.memory_gb, True) if box.gpu else (None, False)
+    return (reported[0], False) if reported else sold
 
 
 def ceilings(old: Box, new: Box) -> dict:

@@ -236,7 +236,7 @@ def capacity(result: dict) -> Table:
     sides = [result["memory"]["old"], result["memory"]["new"]]
     fits, part = [side["fit"] for side in sides], f"{result['memory']['usable_share']:.0%}"
     columns = {
-        "memory, GiB": [figure(side["capacity_gib"]) for side in sides],
+        "memory, GiB": [figure(side["capacity_gib"]) + " (GB as sold)" * side["as_sold"] for side in sides],
         "longest that ran": [known(side["largest_measured"], "{}") for side in sides],
         "out of memory at": [", ".join(map(str, side["out_of_memory"])) or "-" for side in sides],
         "peak GiB, fitted": [f and f"{f['floor_gib']:.1f} + {f['gib_per_token']:.5f} per token" or "-" for f in fits],
@@ -245,8 +245,10 @@ def capacity(result: dict) -> Table:
         "longest by the fit, all of it": [about(side["largest_all"]) for side in sides],
     }
     rows = [[name, *cells] for name, cells in columns.items() if set(cells) != {"-"}]
-    note = f"{part} is what the published H200 could use of its 141 GB. A length by the fit was not measured."
-    return Table("What each box holds", ["", *names(result).values()], rows, [note])
+    notes = [f"{part} is what the published H200 could use of its 141 GB. A length by the fit was not measured."]
+    if any(side["as_sold"] for side in sides):
+        notes.append("Of a GB sold, devices report 0.93 (B300) to 1.01 GiB.")
+    return Table("What each box holds", ["", *names(result).values()], rows, notes)
 
 
 def price(result: dict) -> Table:
