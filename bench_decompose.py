@@ -98,15 +98,16 @@ def show(record: records.Decomposition, ranks: int, total: records.Bucket, conso
         if buckets is record.two and not record.two[0].ms:
             continue
         table = Table(title=f"step of {record.step_ms:.3f} ms {title} ({source})", title_justify="left")
-        for column in ("bucket", "ms", "% of step", "TFLOPS", "MFU %", f"ms over {ranks} ranks"):
+        over = [f"ms over {ranks} ranks"] if ranks > 1 and buckets is record.full else []
+        for column in ("bucket", "ms", "% of step", "TFLOPS", "MFU %", *over):
             table.add_column(column, justify="left" if column == "bucket" else "right")
         for b in [*buckets, total]:
             tflops = "" if b.tflops is None else f"{b.tflops:.3g}"
             mfu = "" if b.mfu is None else f"{100 * b.mfu:.1f}"
-            known = ranks > 1 and buckets is record.full and b.name in record.rank_range
-            spread = "{:.3f} - {:.3f}".format(*record.rank_range[b.name]) if known else ""
+            ends = record.rank_range.get(b.name, ())
+            spread = [" - ".join(f"{ms:.3f}" for ms in ends) for _ in over]
             share = f"{100 * b.ms / record.step_ms:.1f}"
-            table.add_row(b.name, f"{b.ms:.3f}", share, tflops, mfu, spread, end_section=b is buckets[-1])
+            table.add_row(b.name, f"{b.ms:.3f}", share, tflops, mfu, *spread, end_section=b is buckets[-1])
         console.print(table)
     hidden, exposed = (f"{x:.3f} ms" for x in (record.hidden_communication_ms, record.exposed_communication_ms))
     peak = "" if record.peak_mem_gib is None else f"; peak memory {record.peak_mem_gib:.1f} GiB"
