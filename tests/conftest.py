@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -100,6 +101,13 @@ def alive(processes: list[psutil.Process], within_s: float = 15) -> list[psutil.
     """Those that still run after a while."""
     _, left = psutil.wait_procs(processes, timeout=within_s)
     return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(autouse=True)
+def environment_as_it_was():
+    """What a test's code sets, such as where compiled ops are, is not the next test's."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ one rank's out-of-memory makes the others fail in a collective, and only the fir
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from harness.records import FailureKind, RankError
@@ -38,7 +38,6 @@ RULES: list[tuple[FailureKind, str]] = [
     ("nccl_error", r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL WARN|NCCL error"),
 ]
 _COMPILED = [(kind, re.compile(pattern)) for kind, pattern in RULES]
-_CRASHED = next(i for i, (kind, _) in enumerate(RULES) if kind == "crashed")
 
 # The echo of another rank's death, or of a half-made object: never the cause.
 _ECHO = re.compile(
@@ -84,6 +83,11 @@ class Cause:
         return ADVICE.get(self.kind)
 
 
+def _place(kind: str) -> int:
+    """Of a kind's first rule; what only the program itself can name is as strong as the first of all."""
+    return next((i for i, (named, _) in enumerate(RULES) if named == kind), 0)
+
+
 def _rule(line: str) -> int | None:
     if is_echo(line):
         return None
@@ -104,7 +108,11 @@ def classify(
     Never fails: what nothing names is `crashed`, or `launcher_died` when the launcher says all is well.
     """
     rank_errors = list(rank_errors)
-    cause = _cause(output, return_code, rank_errors)
+    unsaid = Cause("crashed", None, f"no error line was seen (return code {return_code})")
+    if return_code == 0:
+        unsaid = Cause("launcher_died", None, "the launcher ended with 0 and left lengths without a result")
+    said = _said(output, return_code, rank_errors)
+    _, cause = min(said, key=lambda found: found[0], default=(0, unsaid))  # of equal ones the first
     silent = set(range(world_size or 0)) - {e.rank for e in rank_errors}
     if cause.rank is None and len(silent) == 1 and cause.kind in ("killed_sig9", "bus_error", "crashed"):
         # All others lost a peer: it is the one that could not say anything.
@@ -112,45 +120,29 @@ def classify(
     return cause
 
 
-def _cause(output: Iterable[str], return_code: int | None, rank_errors: list[RankError]) -> Cause:
-    found: list[tuple[int, int, Cause]] = []  # (rule, order, cause)
-    order = 0
+def _said(output: Iterable[str], return_code: int | None, rank_errors: list[RankError]) -> Iterator[tuple[int, Cause]]:
+    """(place of its rule, cause) of all that says why, in order; the lower the place, the stronger the evidence."""
     for e in rank_errors:
-        order += 1
         rule = _rule(e.error)
         if e.kind:  # the program knows better than any pattern
-            found.append(
-                (next((i for i, (k, _) in enumerate(RULES) if k == e.kind), 0), order, Cause(e.kind, e.rank, e.error))
-            )
+            yield _place(e.kind), Cause(e.kind, e.rank, e.error)
         elif rule is not None:
-            found.append((rule, order, Cause(RULES[rule][0], e.rank, e.error)))
+            yield rule, Cause(RULES[rule][0], e.rank, e.error)
         elif not is_echo(e.error):
-            found.append((_CRASHED, order, Cause("crashed", e.rank, e.error)))
-    fallback: Cause | None = None
+            yield _place("crashed"), Cause("crashed", e.rank, e.error)
     for raw in output:
-        order += 1
         rank = int(m[1]) if (m := _RANK.match(raw)) else None
         line = _RANK.sub("", raw).strip()
         rule = _rule(line)
         if rule is not None:
-            found.append((rule, order, Cause(RULES[rule][0], rank, line[:500])))
-        elif fallback is None and _ERROR_LINE.search(line) and not is_echo(line):
-            fallback = Cause("crashed", rank, line[:500])
+            yield rule, Cause(RULES[rule][0], rank, line[:500])
+        elif _ERROR_LINE.search(line) and not is_echo(line):
+            yield len(RULES), Cause("crashed", rank, line[:500])
     if return_code in (-9, 137):
-        found.append(
-            (_CRASHED - 2, order, Cause("launcher_died", None, f"the launcher was killed (return code {return_code})"))
-        )
+        text = f"the launcher was killed (return code {return_code})"
+        yield _place("killed_sig9"), Cause("launcher_died", None, text)
     elif return_code == 247:  # 256 - 9: how the launcher passes a rank's SIGKILL on
-        found.append(
-            (_CRASHED - 2, order, Cause("killed_sig9", None, "a rank was killed with SIGKILL (return code 247)"))
-        )
-    if found:
-        return min(found, key=lambda f: f[:2])[2]
-    if fallback:
-        return fallback
-    if return_code == 0:
-        return Cause("launcher_died", None, "the launcher ended with 0 and left lengths without a result")
-    return Cause("crashed", None, f"no error line was seen (return code {return_code})")
+        yield _place("killed_sig9"), Cause("killed_sig9", None, "a rank was killed with SIGKILL (return code 247)")
 
 
 def hang(output: Iterable[str], timeout_s: float, waited_for: str = "step") -> Cause:
