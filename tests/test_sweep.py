@@ -41,7 +41,7 @@ class Scripted(sweep.Sweep):
 
 def scripted(folder, fits, seqlens="8192 16384 32768 65536", flags=(), gib=lambda n: None, capacity=140.0):
     settings = load(SweepSettings, [f"--seqlens={seqlens}", *flags]).resolve(True)
-    s = Scripted(settings, "cuda", box.Visible(), 8, records.new_file(folder, "x", "sweep"), "key")
+    s = Scripted(settings, "cuda", [], 8, records.new_file(folder, "x", "sweep"), "key")
     s.fits, s.gib, s.launches = fits, gib, []
     gpu = records.Gpu(device="cuda", name="x", count=8, memory_gib=capacity)
     s.run_record = records.Run(
@@ -177,7 +177,7 @@ def test_the_launcher_gets_the_very_gpus_that_are_visible(make, monkeypatch):
 
     monkeypatch.setattr(lengths, "Launch", Noted)
     s = make(lambda n, alone: None)
-    s.visible = box.Visible([4, 6], ["a", "b"], ["GPU-aa4", "GPU-aa6"], ["NVIDIA H200"] * 2)
+    s.visible = [box.VisibleGpu(n, n, f"GPU-aa{n}", "NVIDIA H200") for n in (4, 6)]
     sweep.Sweep.launch(s, [8192])
     [(command, environment)] = seen
     assert command[command.index("--include") + 1] == "localhost:4,6"
@@ -187,7 +187,7 @@ def test_the_launcher_gets_the_very_gpus_that_are_visible(make, monkeypatch):
 
 def test_key_changes_with_what_matters_only(make):
     def key(*flags):
-        return sweep.sweep_key(load(SweepSettings, list(flags)).resolve(False), box.Visible(), 2)
+        return sweep.sweep_key(load(SweepSettings, list(flags)).resolve(False), [], 2)
 
     assert key() == key("--results=elsewhere") == key("--keep-going") == key("--timeout=5") == key("--fresh")
     assert len({key(), key("--steps=3"), key("--recipe=short-context"), key("--seqlens=64"), key("--seed=1")}) == 5

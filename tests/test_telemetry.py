@@ -82,12 +82,12 @@ def test_cuda_visible_devices_by_index_and_uuid(monkeypatch, capsys):
     Nvml().install(monkeypatch, names=("NVIDIA H200", "NVIDIA B200"))
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert box.visible_gpus().indices == [0, 1]
+    assert box.visible_gpus() == [(0, 0, "GPU-aa0", "NVIDIA H200"), (1, 1, "GPU-aa1", "NVIDIA B200")]
     for asked in ("1", "GPU-aa1", " 1 "):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
-        assert box.visible_gpus().names == ["NVIDIA B200"]
+        assert [g.name for g in box.visible_gpus()] == ["NVIDIA B200"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert box.visible_gpus().indices == []
+    assert box.visible_gpus() == []
     for asked in ("7", "GPU-bb", "MIG-123", "GPU-aa"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
         with pytest.raises(SystemExit, match="2"):

@@ -6,11 +6,14 @@ The one place that tells a GPU from a CPU. Without a GPU everything runs on Deep
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pynvml
 
 from harness import gpus, records
 from harness.measure import stack
 from harness.measure.settings import fail_setting
+from harness.measure.telemetry import ask
 
 
 class MixedGpus(RuntimeError):
@@ -32,8 +35,8 @@ def use_accelerator() -> str:
     """ "cuda" or "cpu"; on the CPU DeepSpeed is told so before it is imported. Exits 2 on a GPU that cannot be used."""
     if has_gpu():
         return "cuda"
-    if names := visible_gpus().names:
-        fail_setting(f"{names[0]} is here, this torch cannot use it: run ./install.sh (or DS_ACCELERATOR=cpu)")
+    if visible := visible_gpus():
+        fail_setting(f"{visible[0].name} is here, this torch cannot use it: run ./install.sh (or DS_ACCELERATOR=cpu)")
     os.environ["DS_ACCELERATOR"] = "cpu"
     return "cpu"
 
@@ -91,95 +94,67 @@ def gpu_record(device: str, facts: list[dict], peak_override: float | None = Non
 
 def nvml_facts(uuids: list[str]) -> dict:
     """Driver, power limit, highest SM clock and link kinds of these GPUs; {} where NVML does not answer."""
-    import pynvml
-
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByUUID(u) for u in uuids]
     except pynvml.NVMLError:
         return {}
-
-    def ask(function, *args):
-        try:
-            return function(*args)
-        except pynvml.NVMLError:
-            return None
-
-    power = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handles[0])
+    power = ask("nvmlDeviceGetEnforcedPowerLimit", handles[0])
     return {
-        "driver": ask(pynvml.nvmlSystemGetDriverVersion),
+        "driver": ask("nvmlSystemGetDriverVersion"),
         "power_limit_w": None if power is None else power / 1000,
-        "max_sm_clock_mhz": ask(pynvml.nvmlDeviceGetMaxClockInfo, handles[0], pynvml.NVML_CLOCK_SM),
+        "max_sm_clock_mhz": ask("nvmlDeviceGetMaxClockInfo", handles[0], pynvml.NVML_CLOCK_SM),
         "links": links(handles),
     }
 
 
 def links(handles: list) -> list[str]:
     """Link kinds between these GPUs as nvidia-smi topo names them: NV18 (active NVLinks), PIX, NODE, SYS."""
-    import pynvml
-
     names = {0: "INT", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # nvmlGpuTopologyLevel_t
     found = set()
-    for i, handle in enumerate(handles if len(handles) > 1 else []):
-        active = 0
-        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            try:
-                active += pynvml.nvmlDeviceGetNvLinkState(handle, link)
-            except pynvml.NVMLError:
-                break
-        if active:
-            found.add(f"NV{active}")
-            continue
-        other = handles[i - 1]
-        try:
-            found.add(names.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other), "?"))
-        except pynvml.NVMLError:
-            found.add("?")
+    for handle, other in zip(handles, handles[1:] + handles[:1], strict=True) if len(handles) > 1 else ():
+        states = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+        active = sum(filter(None, states))
+        found.add(
+            f"NV{active}" if active else names.get(ask("nvmlDeviceGetTopologyCommonAncestor", handle, other), "?")
+        )
     return sorted(found)
 
 
-@dataclass
-class Visible:
-    """The GPUs a sweep may use, without torch: NVML indices in PCI order, their NVML handles and UUIDs."""
+class VisibleGpu(NamedTuple):
+    """A GPU that a sweep may use, without torch."""
 
-    indices: list[int] = field(default_factory=list)
-    handles: list = field(default_factory=list)
-    uuids: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-
-    def first(self, n: int) -> Visible:
-        return Visible(self.indices[:n], self.handles[:n], self.uuids[:n], self.names[:n])
+    index: int  # NVML's, in PCI order
+    handle: object  # NVML's
+    uuid: str
+    name: str
 
 
-def visible_gpus() -> Visible:
+def visible_gpus() -> list[VisibleGpu]:
     """GPUs by NVML that CUDA_VISIBLE_DEVICES (indices or UUIDs) allows; none without a driver or by DS_ACCELERATOR=cpu.
 
     Exits 2 on an entry that names no GPU, and on a MIG slice, whose figures compare with nothing.
     """
     if os.environ.get("DS_ACCELERATOR") == "cpu":
-        return Visible()
-    import pynvml
-
+        return []
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return Visible()
+        return []
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    uuids = [pynvml.nvmlDeviceGetUUID(h) for h in handles]
+    here = [
+        VisibleGpu(i, handle, pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle))
+        for i, handle in enumerate(handles)
+    ]
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = list(range(len(handles)))
-    if asked is not None:
-        chosen = []
-        for word in filter(None, (w.strip() for w in asked.split(","))):
-            if word.startswith("MIG"):
-                fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
-            matches = [int(word)] if word.isdecimal() else [i for i, u in enumerate(uuids) if u.startswith(word)]
-            if len(matches) != 1 or matches[0] >= len(handles):
-                fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
-            chosen += matches
-    return Visible(
-        chosen,
-        [handles[i] for i in chosen],
-        [uuids[i] for i in chosen],
-        [pynvml.nvmlDeviceGetName(handles[i]) for i in chosen],
-    )
+    if asked is None:
+        return here
+    chosen = []
+    for word in filter(None, (w.strip() for w in asked.split(","))):
+        if word.startswith("MIG"):
+            fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
+        matches = [g for g in here if word == str(g.index) or (not word.isdecimal() and g.uuid.startswith(word))]
+        if len(matches) != 1:
+            fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
+        chosen += matches
+    return chosen

@@ -28,7 +28,7 @@ console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isat
 class Sweep:
     settings: SweepSettings
     device: str
-    visible: box.Visible
+    visible: list[box.VisibleGpu]
     ranks: int
     file: Path
     key: str
@@ -77,14 +77,15 @@ class Sweep:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.ranks)))
         else:
             environment.pop("CUDA_VISIBLE_DEVICES", None)  # --include says the same, and takes no UUIDs
-        before = [telemetry.used_bytes(h) for h in self.visible.handles]
+        handles = [g.handle for g in self.visible]
+        before = [telemetry.used_bytes(h) for h in handles]
         self.run, self.current, self.steps_done, self.return_code = None, lengths[0], 0, None
         if self.settings.hostfile:
             where = ["--hostfile", str(self.settings.hostfile.resolve())]
         elif self.device == "cpu":
             where = ["--num_gpus", str(self.ranks)]
         else:
-            where = ["--include", "localhost:" + ",".join(map(str, self.visible.indices))]
+            where = ["--include", "localhost:" + ",".join(str(g.index) for g in self.visible)]
         port = free_port()
         command = launcher_command("benchmark.py", flags, [*where, *self.settings.launcher_args.split()], port)
         tail = Tail(self.file)
@@ -94,7 +95,7 @@ class Sweep:
         finally:
             launch.end()
             remove_shared_memory(port)
-            if not telemetry.wait_until_free(self.visible.handles, before):
+            if not telemetry.wait_until_free(handles, before):
                 console.print("warning: GPU memory is still held after a minute; the next length may fail falsely")
 
     def watch(self, launch: Launch, tail: Tail, lengths: list[int]) -> failures.Cause | None:
@@ -237,7 +238,7 @@ class Sweep:
     # ---- what a person sees -------------------------------------------------------------------------------------
 
     def table(self) -> Table:
-        who = self.visible.names[0] if self.visible.names else "CPU rank, no GPU"
+        who = self.visible[0].name if self.visible else "CPU rank, no GPU"
         table = Table(title=f"{self.ranks} x {who}: {self.file}")
         for column in COLUMNS:
             table.add_column(column, justify="left" if column == "outcome" else "right")

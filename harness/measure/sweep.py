@@ -33,9 +33,10 @@ RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full d
 IN_KEY = (set(Settings.model_fields) | {"isolate"}) - {"results", "result_file", "sweep_key"}
 
 
-def sweep_key(settings: SweepSettings, visible: box.Visible, ranks: int) -> str:
+def sweep_key(settings: SweepSettings, visible: list[box.VisibleGpu], ranks: int) -> str:
     """Equal for sweeps of which the second may continue the first: settings, stack, GPUs, ranks."""
-    parts = [settings.model_dump(mode="json", include=IN_KEY), stack.collect().model_dump(), visible.uuids, ranks]
+    chosen, uuids = settings.model_dump(mode="json", include=IN_KEY), [g.uuid for g in visible]
+    parts = [chosen, stack.collect().model_dump(), uuids, ranks]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -77,7 +78,7 @@ def plan_lines(sweep: Sweep, planned: list[int]) -> list[str]:
         f"{int(s.offload_optimizer)}, Liger {int(s.use_liger)}), model {s.model}, attention {s.attn}",
         f"longer than TIMEOUT={s.timeout:g} s for a step or START_TIMEOUT={s.start_timeout:g} s to start is a hang",
     ]
-    gpu = gpus.identify(sweep.visible.names[0]) if sweep.visible.names else None
+    gpu = gpus.identify(sweep.visible[0].name) if sweep.visible else None
     try:
         config = flops.shape(s.model)
         for n in planned:
@@ -98,23 +99,24 @@ def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
     """Find the devices, lock them, open or continue the result file. Exits 2 on what cannot work."""
     visible, device = box.visible_gpus(), box.use_accelerator()
     settings.resolve(device == "cuda")
-    if device == "cuda" and settings.gpus and settings.gpus > len(visible.indices) and not settings.hostfile:
-        fail_setting(f"GPUS={settings.gpus}: {len(visible.indices)} are visible here")
-    visible = visible.first(settings.gpus) if settings.gpus else visible
-    ranks = len(visible.indices) if device == "cuda" else (settings.gpus or 2)
+    if device == "cuda" and settings.gpus and settings.gpus > len(visible) and not settings.hostfile:
+        fail_setting(f"GPUS={settings.gpus}: {len(visible)} are visible here")
+    visible = visible[: settings.gpus]
+    ranks = len(visible) if device == "cuda" else (settings.gpus or 2)
     if settings.hostfile:
         words = [w.split("=")[1] for line in settings.hostfile.read_text().splitlines()
                  for w in line.split("#")[0].split() if w.startswith("slots=")]  # fmt: skip
         ranks = sum(map(int, words)) or ranks
-    held = lock(visible.uuids or ["cpu"])
+    held = lock([g.uuid for g in visible] or ["cpu"])
     stack.use_venv_extensions()
     key = sweep_key(settings, visible, ranks)
-    folder = settings.results / records.folder_name(visible.names[0] if visible.names else "cpu")
+    name = visible[0].name if visible else "cpu"
+    folder = settings.results / records.folder_name(name)
     for file in [] if settings.fresh else sorted(folder.glob("sweep_*.jsonl"), reverse=True):
         found, outcomes = earlier_outcomes(file)
         if found == key:
             return Sweep(settings, device, visible, ranks, file, key, outcomes), held
-    file = records.new_file(settings.results, visible.names[0] if visible.names else "cpu", "sweep")
+    file = records.new_file(settings.results, name, "sweep")
     sweep = Sweep(settings, device, visible, ranks, file, key)
     sweep.write(
         records.Plan(
@@ -138,7 +140,7 @@ def main() -> int:
         return 1
     if sweep.device == "cpu":
         console.print(f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU.")
-    for said in telemetry.busy_processes(sweep.visible.handles):
+    for said in telemetry.busy_processes([g.handle for g in sweep.visible]):
         console.print(f"warning: {said}; it will be measured too")
     shm = stack.host().shm_gib
     if shm is not None and shm < 1:

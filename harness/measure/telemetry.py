@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+
+import pynvml
 
 from harness.records import GpuState
 
@@ -26,18 +29,12 @@ TROUBLE = {"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"}
 READINGS = ("clock_mhz", "power_w", "temperature_c", "bits", "energy_j")
 
 
-def throttle_names(bits: int) -> list[str]:
-    return [name for bit, name in THROTTLE_BITS.items() if bits & bit]
-
-
-@dataclass
-class Readings:
-    """Samples since the last `take`."""
-
-    clock_mhz: list[float] = field(default_factory=list)
-    power_w: list[float] = field(default_factory=list)
-    temperature_c: list[float] = field(default_factory=list)
-    bits: int | None = None
+def ask(function: str, *arguments):
+    """What this NVML function answers, None where it does not: an old driver or library, a virtual GPU."""
+    try:
+        return getattr(pynvml, function)(*arguments)
+    except (pynvml.NVMLError, AttributeError):
+        return None
 
 
 class Sampler:
@@ -46,27 +43,18 @@ class Sampler:
     def __init__(self, uuid: str | None, period_s: float = 0.25):
         self._handle = None
         self._lock = threading.Lock()
-        self._readings = Readings()
+        self._samples: list[dict] = []  # since the last `take`
         self._stop = threading.Event()
         if uuid is None:
             return
-        import pynvml
-
-        self._nvml = pynvml
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         except pynvml.NVMLError:
             return
-        self._energy_mj = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        self._energy_mj = ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
         self._thread = threading.Thread(target=self._loop, args=(period_s,), daemon=True, name="nvml")
         self._thread.start()
-
-    def _read(self, function: str, *args) -> float | None:
-        try:
-            return getattr(self._nvml, function)(self._handle, *args)
-        except (self._nvml.NVMLError, AttributeError):
-            return None
 
     def _loop(self, period_s: float) -> None:
         while not self._stop.is_set():
@@ -75,36 +63,33 @@ class Sampler:
 
     def sample(self) -> None:
         """Read once, now."""
-        clock = self._read("nvmlDeviceGetClockInfo", 1)  # 1 = NVML_CLOCK_SM
-        power = self._read("nvmlDeviceGetPowerUsage")  # mW
-        temperature = self._read("nvmlDeviceGetTemperature", 0)  # 0 = the GPU's own sensor
-        bits = self._read("nvmlDeviceGetCurrentClocksEventReasons")
+        seen = {
+            "clock": ask("nvmlDeviceGetClockInfo", self._handle, pynvml.NVML_CLOCK_SM),
+            "power": ask("nvmlDeviceGetPowerUsage", self._handle),  # mW
+            "temperature": ask("nvmlDeviceGetTemperature", self._handle, pynvml.NVML_TEMPERATURE_GPU),
+            "bits": ask("nvmlDeviceGetCurrentClocksEventReasons", self._handle),
+        }
         with self._lock:
-            for values, value in (
-                (self._readings.clock_mhz, clock),
-                (self._readings.power_w, None if power is None else power / 1000),
-                (self._readings.temperature_c, temperature),
-            ):
-                if value is not None:
-                    values.append(value)
-            if bits is not None:
-                self._readings.bits = (self._readings.bits or 0) | int(bits)
+            self._samples.append(seen)
 
     def take(self) -> dict[str, float | None]:
         """This GPU since the last call: lowest clock, mean power, highest temperature, throttle bits, energy in J."""
         if self._handle is None:
             return dict.fromkeys(READINGS)
         with self._lock:
-            got, self._readings = self._readings, Readings()
-        energy = self._read("nvmlDeviceGetTotalEnergyConsumption")
-        joules = None if energy is None or self._energy_mj is None else (energy - self._energy_mj) / 1000
-        self._energy_mj = energy
+            samples, self._samples = self._samples, []
+
+        def told(key: str) -> list:
+            return [s[key] for s in samples if s[key] is not None]
+
+        before, self._energy_mj = self._energy_mj, ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
+        power, bits = told("power"), told("bits")
         return {
-            "clock_mhz": min(got.clock_mhz, default=None),
-            "power_w": sum(got.power_w) / len(got.power_w) if got.power_w else None,
-            "temperature_c": max(got.temperature_c, default=None),
-            "bits": got.bits,
-            "energy_j": joules,
+            "clock_mhz": min(told("clock"), default=None),
+            "power_w": sum(power) / len(power) / 1000 if power else None,
+            "temperature_c": max(told("temperature"), default=None),
+            "bits": reduce(or_, bits) if bits else None,
+            "energy_j": None if None in (before, self._energy_mj) else (self._energy_mj - before) / 1000,
         }
 
     def close(self) -> None:
@@ -128,37 +113,26 @@ def combine(states: list[dict[str, float | None]]) -> GpuState | None:
     if not any(told(key) for key in READINGS):
         return None
     bits = [int(b) for b in told("bits")]
-    every_bit = 0
-    for b in bits:
-        every_bit |= b
     return GpuState(
         sm_clock_mhz=min(told("clock_mhz"), default=None),
         power_w=total("power_w"),
         temperature_c=max(told("temperature_c"), default=None),
-        throttle=throttle_names(every_bit) if bits else None,
+        throttle=[name for bit, name in THROTTLE_BITS.items() if reduce(or_, bits) & bit] if bits else None,
         energy_j=total("energy_j"),
     )
 
 
 def busy_processes(handles: list) -> list[str]:
     """Processes that hold memory on these NVML handles, as "GPU 0: process 4242 holds 10.2 GiB"."""
-    import pynvml
-
     found = []
     for handle in handles:
-        try:
-            index = pynvml.nvmlDeviceGetIndex(handle)
-            for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                held = "unknown memory" if p.usedGpuMemory is None else f"{p.usedGpuMemory / 2**30:.1f} GiB"
-                found.append(f"GPU {index}: process {p.pid} holds {held}")
-        except pynvml.NVMLError:
-            continue
+        for p in ask("nvmlDeviceGetComputeRunningProcesses", handle) or ():
+            held = "unknown memory" if p.usedGpuMemory is None else f"{p.usedGpuMemory / 2**30:.1f} GiB"
+            found.append(f"GPU {ask('nvmlDeviceGetIndex', handle)}: process {p.pid} holds {held}")
     return found
 
 
 def used_bytes(handle) -> int:
-    import pynvml
-
     return pynvml.nvmlDeviceGetMemoryInfo(handle).used
 
 
