@@ -114,10 +114,8 @@ def links(handles: list) -> list[str]:
     found = set()
     for handle, other in zip(handles, handles[1:] + handles[:1], strict=True) if len(handles) > 1 else ():
         states = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
-        active = sum(filter(None, states))
-        found.add(
-            f"NV{active}" if active else names.get(ask("nvmlDeviceGetTopologyCommonAncestor", handle, other), "?")
-        )
+        active, level = sum(filter(None, states)), ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)
+        found.add(f"NV{active}" if active else names.get(level, "?"))
     return sorted(found)
 
 
