@@ -21,25 +21,39 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("training")
 
 
-@pytest.fixture(scope="module")
-def cases(folder):
-    """Name -> records of that case's run."""
+def save_model(folder, **changed) -> str:
+    """The tiny shape, or a changed one, with real weights in that folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = flops.shape("tiny")
+    shape = flops.shape("tiny") | changed
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
-    model.to(torch.bfloat16).save_pretrained(folder / "real")
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def launch(folder):
+    """The output of the two ranks that go through all cases."""
+    real = save_model(folder / "real")
+    large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 8}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     done = subprocess.run(
-        [*command, "tests.train_matrix", str(folder / "results"), str(folder / "real")],
+        [*command, "tests.train_matrix", str(folder / "results"), real, save_model(folder / "large", **large)],
         cwd=ROOT,
-        env=environment(OMP_NUM_THREADS="1"),
+        # Tensors are given back to the system when they are freed, so that what is resident is what is held.
+        env=environment(OMP_NUM_THREADS="1", MALLOC_MMAP_THRESHOLD_="65536"),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = [line[5:] for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def cases(launch):
+    """Name -> records of that case's run."""
+    lines = [line[5:] for line in launch if line.startswith("CASE ")]
     return {c["name"]: [records.validate(r) for r in c["records"]] for c in map(json.loads, lines)}
 
 
@@ -85,6 +99,17 @@ def test_sharded_loading_gives_the_same_loss(cases, suffix):
     assert sharded[0] == pytest.approx(whole[0], abs=2e-3)  # before any update: the loaded weights alone
     common = min(len(sharded), len(whole))  # warm-up lasts as long as the times drift
     assert sharded[:common] == pytest.approx(whole[:common], abs=1e-2)
+
+
+def test_no_rank_holds_more_of_a_model_than_its_part(launch):
+    """On a CPU the device's memory is the host's too: half the weights each, and one tensor while it is divided."""
+    loaded = [json.loads(line[7:]) for line in launch if line.startswith("LOADED ")]
+    assert sorted(r["rank"] for r in loaded) == [0, 1]
+    for r in loaded:
+        assert r["model_mib"] > 200
+        assert 0.45 < r["anonymous"] / r["model_mib"] < 0.6
+        assert r["peak_anonymous"] / r["model_mib"] < 0.7
+    assert {r["rank"]: r["mapped"] / r["model_mib"] > 0.5 for r in loaded} == {0: True, 1: False}  # one reads the files
 
 
 def test_checkpointing_changes_no_number(cases):

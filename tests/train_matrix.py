@@ -1,15 +1,18 @@
-"""Run by test_training.py under torchrun: many recipes in one pair of ranks. Prints one JSON line per case."""
+"""Run by test_training.py under torchrun: many recipes in one pair of ranks. Prints one JSON line per case, and one
+per rank on the memory that loading a large model took."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import threading
 from pathlib import Path
 
 import torch.distributed as dist
 
-from harness.measure import box, session, stack
+from harness.measure import box, model, session, stack
 from harness.measure.launch import remove_shared_memory
 from harness.measure.settings import Settings
 
@@ -25,10 +28,40 @@ def losses(name: str, results: Path, seq_len: int = 64, **settings) -> None:
         print("CASE " + json.dumps({"name": name, "records": lines, "n": summary.n}), flush=True)
 
 
+def resident_mib() -> tuple[float, float]:
+    """(anonymous, of mapped files) memory of this process."""
+    status = Path("/proc/self/status").read_text()
+    return tuple(int(re.search(rf"{key}:\s+(\d+)", status)[1]) / 1024 for key in ("RssAnon", "RssFile"))
+
+
+def loading(large: str) -> None:
+    """Load real weights under ZeRO-3 and print how much this rank's memory grew: at the end, and at most."""
+    import deepspeed
+
+    deepspeed.init_distributed()
+    chosen = Settings(_cli_parse_args=[], recipe="short-context", zero_stage=3, model=large, seq_len=64).resolve(False)
+    before, seen, done = resident_mib(), [], threading.Event()
+
+    def watch():
+        while not done.wait(0.005):
+            seen.append(resident_mib())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    built = model.build(chosen, "sdpa", "cpu", session.deepspeed_config(chosen, "cpu"))
+    done.set()
+    watcher.join()
+    seen.append(resident_mib())
+    anonymous, mapped = ([s[i] - before[i] for s in seen] for i in (0, 1))
+    grown = {"rank": dist.get_rank(), "model_mib": built.parameters * 2 / 2**20, "anonymous": anonymous[-1]}
+    print("LOADED " + json.dumps(grown | {"peak_anonymous": max(anonymous), "mapped": max(mapped)}), flush=True)
+
+
 def main() -> None:
-    results, real = Path(sys.argv[1]), sys.argv[2]
+    results, real, large = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     stack.use_venv_extensions()
     box.use_accelerator()
+    loading(large)
     short = {"recipe": "short-context"}
     losses("zero2", results, **short)
     losses("zero2 checkpointing", results, **short, grad_checkpoint=True)
