@@ -17,4 +17,4 @@ export PATH=$bin:$PATH DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
 ruff check .
 ruff format --check .
 shellcheck ./*.sh tests/*.sh tests/gpu/*.sh .ci/run
-exec python -m pytest --numprocesses 2 --dist loadgroup "$@"
+exec python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -16,7 +16,7 @@ import pytest
 
 from harness import kernels
 
-pytestmark = [pytest.mark.compile, pytest.mark.xdist_group("fa4")]  # one process installs the package
+pytestmark = pytest.mark.compile
 PINNED = Path(__file__).parents[1] / "requirements" / "pinned.txt"
 # flash-attn-4 and what it needs beside torch and triton, which are the environment's own.
 PACKAGES = re.compile(

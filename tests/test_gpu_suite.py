@@ -51,12 +51,13 @@ def test_a_box_without_what_it_needs(tmp_path):
 
 
 def test_every_test_is_marked_and_skips_with_a_reason():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    command, env = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"], environment()
+    env.pop("PYTEST_ADDOPTS", None)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\n\d\d skipped in", done.stdout)
     assert "bash tests/gpu/run.sh" in done.stdout
-    done = subprocess.run([*command, "-m", "not gpu"], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = subprocess.run([*command, "-m", "not gpu"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 5  # nothing is left
 
 

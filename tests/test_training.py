@@ -13,7 +13,7 @@ import torch
 from harness import flops, records
 from tests.conftest import ROOT, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("training")]  # one process trains all recipes
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
