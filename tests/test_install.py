@@ -180,6 +180,13 @@ def test_wrong_use_exits_2_in_one_line(box, arguments):
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("wrong use: ")
 
 
+def test_help_of_the_sweep_installs_nothing(box, tmp_path):
+    command, env = [str(ROOT / "run_sweep.sh"), "--help"], box.env | {"VENV": str(tmp_path / "none")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "SEQLENS=guide ./run_sweep.sh" in done.stdout and "README.md" in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
 def test_help_shows_commands_and_exit_codes(box):
     done = subprocess.run([str(ROOT / "install.sh"), "--help"], env=box.env, capture_output=True, text=True)
     assert done.returncode == 0 and "./install.sh --plan" in done.stdout and "130 interrupted" in done.stdout
