@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 
 import pytest
 
 from harness import records
-from harness.measure import box, lengths, stack, sweep, telemetry
+from harness.measure import box, launch, lengths, stack, sweep, telemetry
 from harness.measure.failures import Cause
 from harness.measure.settings import SweepSettings, load
 from tests.conftest import environment
@@ -237,3 +238,19 @@ def test_time_left_of_a_model_that_cannot_be_counted_goes_by_tokens(measured):
     step = records.Step(run_id="r", seq_len=64, step=1, warmup=False, exec_time_ms=1000)
     # two steps of 64 left, then four of 128, each twice as long
     assert prepared.time_left(step, [64, 128]) == "at most 0:00:10"
+
+
+def test_what_a_launcher_said_last_is_there_when_it_has_ended(tmp_path):
+    """Its last line is why it failed; on a busy machine it is read after the process is gone."""
+
+    class Behind(launch.Launch):
+        def _read(self):
+            time.sleep(0.5)
+            super()._read()
+
+    command = [sys.executable, "-c", "print('MissingCUDAException: CUDA_HOME does not exist'); raise SystemExit(1)"]
+    started = Behind(command, environment(), tmp_path / "log")
+    while (code := started.poll()) is None:
+        time.sleep(0.01)
+    assert (code, started.lines) == (1, ["MissingCUDAException: CUDA_HOME does not exist"])
+    started.end()

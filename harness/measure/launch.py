@@ -81,6 +81,13 @@ class Launch:
                         log.write(line)
                         log.flush()
 
+    def poll(self) -> int | None:
+        """The launcher's return code once it has ended, and `lines` is complete, but for ranks that outlive it."""
+        code = self.process.poll()
+        if code is not None:
+            self._reader.join(timeout=2)
+        return code
+
     @property
     def lines(self) -> list[str]:
         """What the launcher and its ranks printed: the start and the end."""

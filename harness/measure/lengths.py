@@ -102,7 +102,7 @@ class Sweep:
         last = said = time.monotonic()
         errors: list[records.RankError] = []
         while True:
-            code = launch.process.poll()  # before reading: what was written until the end is read then
+            code = launch.poll()  # before reading: what was written until the end is read then
             for record in tail.read():
                 last = time.monotonic()
                 self.take(record, lengths)
