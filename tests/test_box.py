@@ -26,6 +26,7 @@ def no_driver(*arguments):
 
 def test_without_a_driver_nothing_is_told_and_nothing_fails(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     assert box.visible_gpus() == []
     assert box.nvml_facts(["GPU-aa0"]) == {}
     sampler = telemetry.Sampler("GPU-aa0")

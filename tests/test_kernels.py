@@ -192,6 +192,7 @@ def test_buckets_sum_to_the_step_time(rows, step_ms, marks):
     "trace, reason",
     [
         (Trace([]), "no events"),
+        (Trace([kernel("gemm", 0, 9)], marks=[(10**9, 2 * 10**9)]), "no events"),  # all of it before the steps
         (Trace([Event("cudaLaunchKernel", "cuda_runtime", 0, 5), Event("aten::mm", "cpu_op", 0, 5)]), "no events"),
         (Trace([kernel(FLASH, 5, 5), kernel(GEMM, 5, 5)]), "no durations"),
         (Trace([kernel("nccl:all_reduce", 0, 9, 7, "gpu_user_annotation")]), "no events"),
