@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.stats import PILOT_STEPS, median_interval, ratio_interval, steps_needed  # noqa: E402
+from harness.stats import median_interval, ratio_interval, steps_needed  # noqa: E402
 
 TRUE_RATIO = 1.7
 NOISES = [(0.003, 0.003), (0.01, 0.01), (0.03, 0.03), (0.003, 0.03)]
@@ -40,7 +40,7 @@ def times(rng: np.random.Generator, typical_ms: float, noise: float, steps: int,
 
 def stopped(times: np.ndarray, precision: float = 0.01) -> np.ndarray:
     """The steps that PRECISION leaves of them; steps are taken to be long enough for its 30 seconds."""
-    return times[: steps_needed(times[:PILOT_STEPS], precision)]
+    return times[: steps_needed(times, precision)]
 
 
 def bootstrap(rng: np.random.Generator, old: np.ndarray, new: np.ndarray, rounds: int = 500) -> tuple[float, float]:

@@ -67,15 +67,15 @@ def lasting(trainer, monkeypatch, *milliseconds: float):
 
 def test_steps_stop_when_they_are_precise_enough_and_have_lasted(make, monkeypatch):
     trainer = make(precision=1, steps=10)
-    lasting(trainer, monkeypatch, 11_000, 11_001, 10_999, 11_000, 11_001)
+    lasting(trainer, monkeypatch, 19_000, 11_001, 10_999, 11_000, 11_001, 11_000)
     got = trainer.measure(64)
-    assert (got.n, got.stopped_by) == (5, "precision")
-    lasting(trainer, monkeypatch, *[5_000, 5_001] * 5)
-    assert trainer.measure(64).n == 6  # not before 30 s
+    assert (got.n, got.stopped_by) == (6, "precision")  # the first step pays for new memory
+    lasting(trainer, monkeypatch, *[4_000, 4_001] * 5)
+    assert trainer.measure(64).n == 8  # not before 30 s
     lasting(trainer, monkeypatch, *[1_000, 1_001] * 5)
     assert trainer.measure(64).stopped_by == "steps"  # as precise, and over after 10 s
-    # The logarithms of the first five deviate by 0.0099: (2.776 * 1.08 * 0.99)^2 = 8.8; later ones change nothing.
-    lasting(trainer, monkeypatch, 10_000, 10_200, 10_100, 10_000, 10_200, *[20_000] * 5)
+    # The logarithms of the second to the sixth deviate by 0.0099: (2.776 * 1.08 * 0.99)^2 = 8.8; no other counts.
+    lasting(trainer, monkeypatch, 19_000, 10_000, 10_200, 10_100, 10_000, 10_200, *[20_000] * 4)
     assert trainer.measure(64).n == 9
     lasting(trainer, monkeypatch, *[11_000, 13_000] * 5)
     assert trainer.measure(64).n == 10  # far from precise

@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     steps: int = Field(10, ge=1, description="timed steps per length")
     warmup_steps: int = Field(2, ge=0, description="steps before timing; more are added while steps still drift")
     precision: float = Field(
-        1.0, ge=0, description="after 5 steps and 30 s stop where enough were timed for +- this many percent; 0 = never"
+        1.0, ge=0, description="after 6 steps and 30 s stop where enough were timed for +- this many percent; 0 = never"
     )
     recipe: Literal["long-context", "short-context"] = Field(
         "long-context", description="long-context: ZeRO-3, checkpointing, CPU AdamW, Liger; short-context: ZeRO-2 alone"

@@ -197,10 +197,9 @@ class Trainer:
         return summary
 
     def _enough(self, times: list[float]) -> bool:
-        pilot, precision = times[: stats.PILOT_STEPS], self.settings.precision / 100
-        if not precision or len(pilot) < stats.PILOT_STEPS or sum(times) < MIN_SECONDS * 1e3:
+        if not self.settings.precision or sum(times) < MIN_SECONDS * 1e3:
             return False
-        return len(times) >= stats.steps_needed(pilot, precision)
+        return len(times) >= stats.steps_needed(times, self.settings.precision / 100)
 
     def summarise(self, seq_len: int, warm: list, steps: list, stopped_by: str) -> records.Summary:
         times = [s.exec_time_ms for s in steps]
