@@ -22,35 +22,34 @@ exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wron
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import math
 import os
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from pydantic_settings import BaseSettings
 from rich.console import Console
 from rich.table import Table
 
 from harness import flops, gpus, records
 from harness.measure import box, matmul, memory, runs
-from harness.measure.settings import Settings, fail_setting, load
+from harness.measure.settings import fail_setting, load
 from harness.measure.timing import iterations_ms, summarise
 
 UNHEALTHY = 0.6
 
 
-class CeilingSettings(BaseSettings):
-    model_config = Settings.model_config
+class CeilingSettings(runs.BenchSettings):
+    by_device: ClassVar = {"budget_s": (60, 2), "model": ("llama-3.1-8b", "tiny"), "seq_len": (8192, 256),
+                           "message_mib": (1024, 8)}  # fmt: skip
 
     budget_s: float | None = Field(None, gt=0, description="search per format, seconds; None: 60, without a GPU 2")
     model: str | None = Field(None, description="a shipped shape; None: llama-3.1-8b, without a GPU tiny")
@@ -58,48 +57,42 @@ class CeilingSettings(BaseSettings):
     batch_size: int = Field(1, ge=1, description="sequences per GPU")
     memory_mib: float | None = Field(None, gt=0, description="array; None: 8 L2 and at least 1024, without a GPU 64")
     message_mib: float | None = Field(None, gt=0, description="largest message; None: 1024, without a GPU 8")
-    seed: int = Field(0, ge=0, description="of shapes and data")
-    results: Path = Field(Path("results"), description="folder of the result folders")
 
     def resolve(self, has_gpu: bool) -> None:
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size / 2**20 if has_gpu else 0
-        defaults = {"budget_s": (60, 2), "model": ("llama-3.1-8b", "tiny"), "seq_len": (8192, 256),
-                    "memory_mib": (max(1024, 8 * l2), 64), "message_mib": (1024, 8)}  # fmt: skip
-        for name, (gpu, cpu) in defaults.items():
-            if getattr(self, name) is None:
-                setattr(self, name, gpu if has_gpu else cpu)
+        super().resolve(has_gpu)
+        if self.memory_mib is None:
+            l2_mib = torch.cuda.get_device_properties(0).L2_cache_size / 2**20 if has_gpu else 0
+            self.memory_mib = max(1024, 8 * l2_mib) if has_gpu else 64
 
 
 class Team:
     """The GPUs to measure: one per rank under a launcher, else all that this process sees. Without any, the CPU."""
 
     def __init__(self, device: str):
-        self.device, self.launched = device, "RANK" in os.environ
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        indices = [local] if self.launched else range(torch.cuda.device_count())
+        self.device, self.rank, self.world = device, 0, 1
+        self.launched = "RANK" in os.environ
+        indices = [int(os.environ["LOCAL_RANK"])] if self.launched else range(torch.cuda.device_count())
         self.mine = [f"cuda:{i}" for i in indices] if device == "cuda" else ["cpu"]
         if self.launched:
             if device == "cuda":
-                torch.cuda.set_device(local)
-            dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
-            self.control = dist.new_group(backend="gloo")  # waiting in NCCL would keep the waiting GPUs busy
+                torch.cuda.set_device(self.mine[0])
+            # What the ranks tell each other goes over gloo: waiting in NCCL would keep the waiting GPUs busy.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=timedelta(hours=2))
+            self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
     def share(self, value) -> list:
         """Every rank's value, in rank order."""
         values = [value] * self.world
         if self.launched:
-            dist.all_gather_object(values, value, self.control)
+            dist.all_gather_object(values, value)
         return values
 
     def each(self, measure) -> list:
         """measure(device) on every GPU, one after the other; all ranks get all results."""
-        mine = []
+        seen = []
         for turn in range(self.world):
-            if turn == self.rank:
-                mine = [measure(device) for device in self.mine]
-            self.share(None)  # a barrier
-        return list(itertools.chain(*self.share(mine)))
+            seen += self.share([measure(device) for device in self.mine] if turn == self.rank else None)[turn]
+        return seen
 
     def first(self, measure):
         """measure(device) on the first GPU alone, or the text of CannotRun; all ranks get it."""
@@ -128,11 +121,8 @@ def collective(name: str, message: int, team: Team) -> float:
     """Bus bandwidth in GB/s for `message` bytes over all ranks, by the slowest rank of each of 20 iterations."""
     whole = torch.randn(message // 2 // team.world * team.world, device=team.mine[0]).bfloat16()
     part = whole[: len(whole) // team.world].clone()
-    reduce, gather = (
-        functools.partial(dist.all_reduce, whole),
-        functools.partial(dist.all_gather_into_tensor, whole, part),
-    )
-    run, times = reduce if name == "all_reduce" else gather, []
+    gather = functools.partial(dist.all_gather_into_tensor, whole, part)
+    run, times = functools.partial(dist.all_reduce, whole) if name == "all_reduce" else gather, []
     for _ in range(5 + 20):  # all_reduce grows the values n-fold each time; bf16 holds 8**25
         team.share(None)
         memory.synchronize(team.device)
@@ -196,7 +186,8 @@ def model_matmuls(s: CeilingSettings, team: Team) -> Iterator[dict]:
         yield {"what": "model_matmul", "name": name, "unit": "TFLOPS", "value": flop / spent / 1e9}
 
 
-def show(rows: list[records.Ceiling], console: Console) -> None:
+def show(rows: list[records.Ceiling]) -> None:
+    console = Console(width=150)
     table = Table(title="what this box reaches, medians", title_justify="left")
     for column in ("what", "name", "value", "unit", "mean", "M x N x K, or bytes", "min - max over GPUs", "published"):
         table.add_column(column, justify="right" if column in ("value", "mean", "published") else "left")
@@ -215,20 +206,17 @@ def show(rows: list[records.Ceiling], console: Console) -> None:
 
 def run_all(s: CeilingSettings, device: str) -> None:
     team = Team(device)
-    here = [box.device_facts(device, int(d[5:] or 0)) for d in team.mine]
-    record = box.gpu_record(device, list(itertools.chain(*team.share(here))))
+    facts = team.each(lambda mine: box.device_facts(device, torch.device(mine).index or 0))
+    record = box.gpu_record(device, facts)
     gpu = gpus.identify(record.name, record.capability, record.memory_gib) if device == "cuda" else None
     run = runs.run_record("ceilings", s, record, world_size=team.world)
-    out = runs.Results(run, s.results) if team.rank == 0 else None
-    try:
+    out = runs.Results(run, s.results, show) if team.rank == 0 else None
+    with out or contextlib.nullcontext():
         for fields in measure(s, team, gpu):
             if out:
                 out.keep(records.Ceiling(run_id=run.run_id, **fields))
-    finally:
-        if out:
-            show(out.rows, Console(width=150))
+    team.share(None)  # nobody leaves while another still needs the group
     if team.launched:
-        dist.barrier(team.control)
         dist.destroy_process_group()
 
 
@@ -236,17 +224,12 @@ def main() -> int:
     s = load(CeilingSettings, description=__doc__)
     device = box.use_accelerator()
     s.resolve(device == "cuda")
-    if s.model not in flops.shapes():
-        fail_setting(f"MODEL={s.model}: allowed are {', '.join(flops.shapes())}")
     try:
+        matmul.of_a_step(flops.shape(s.model), s.seq_len)
+    except (KeyError, ValueError) as error:
+        fail_setting(f"MODEL={s.model}: {error.args[0]}")
+    with runs.errors_end_the_script():
         run_all(s, device)
-    except BaseException as error:
-        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-        if not isinstance(error, KeyboardInterrupt | box.MixedGpus):
-            traceback.print_exc()
-        sys.stdout.flush()
-        print(f"error: {reason}; what was measured is kept", file=sys.stderr, flush=True)
-        os._exit(1)  # the other ranks wait for this one, and it would wait for them
     return 0
 
 

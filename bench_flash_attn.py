@@ -24,30 +24,29 @@ import contextlib
 import importlib
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode
+from pydantic_settings import NoDecode
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import records
 from harness.measure import attention, box, runs, telemetry
-from harness.measure.model import ModelUnavailable, hf_config
-from harness.measure.settings import Settings, load
+from harness.measure.model import hf_config
+from harness.measure.settings import CPU_SEQLENS, Settings, load
 from harness.measure.timing import iterations_ms, summarise
 
 ROUNDS = 3  # each kernel is timed so often, in turn with the others
 KERNEL_COUNT, MODEL_COUNT = 3.5, 3  # FLOPs of forward and backward, in forwards
 
 
-class AttentionSettings(BaseSettings):
-    model_config = Settings.model_config
+class AttentionSettings(runs.BenchSettings):
+    by_device: ClassVar = {"seqlens": ([2**n for n in range(10, 16)], CPU_SEQLENS), "sustained_s": (30.0, 0.0)}
 
     seqlens: Annotated[list[int], NoDecode] | None = Field(
         None, description="lengths; None: 1024 to 32768 by doubling, without a GPU 256 512 1024"
@@ -60,15 +59,12 @@ class AttentionSettings(BaseSettings):
     head_dim: int = Field(128, ge=8, description="width of a head")
     burst_ms: float = Field(600, gt=0, description="time per measured quantity, ms")
     sustained_s: float | None = Field(None, ge=0, description="seconds of sustained load; None: 30, without a GPU 0")
-    seed: int = Field(0, ge=0, description="of the random data")
-    results: Path = Field(Path("results"), description="folder of the result folders")
 
     _split = field_validator("seqlens", mode="before")(lambda value: Settings._split_lengths(value))
 
     def resolve(self, has_gpu: bool) -> None:
         """Defaults that depend on the device, and the model's shape. Raises ModelUnavailable."""
-        self.seqlens = self.seqlens or [2**n for n in (range(10, 16) if has_gpu else range(8, 11))]
-        self.sustained_s = (30.0 if has_gpu else 0.0) if self.sustained_s is None else self.sustained_s
+        super().resolve(has_gpu)
         if self.model:
             config, _ = hf_config(SimpleNamespace(model=self.model, weights="random", num_layers=None))
             text = config.get_text_config()
@@ -82,41 +78,28 @@ def forward_tflop(batch: int, seqlen: int, heads: int, head_dim: int) -> float:
     return 4 * batch * seqlen**2 * heads * head_dim / 2 / 1e12
 
 
-def flash(word: str):
-    """Set-up of a FlashAttention package. A set-up gives attend(q, k, v) on (batch, heads, seqlen, head_dim) tensors,
-    or raises where this cannot run."""
+# One of PyTorch's own attentions; None: the one PyTorch chooses.
+SDPA = {"sdpa": None, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa-flash": SDPBackend.FLASH_ATTENTION}
+KERNELS = (*attention.PACKAGES, *SDPA)
 
-    def setup(capability):
-        attention.require(word, capability)
-        function = importlib.import_module(attention.PACKAGES[word].module).flash_attn_func
+
+def kernel(label: str, capability: tuple[int, int] | None):
+    """attend(q, k, v) on (batch, heads, seqlen, head_dim) tensors. Raises AttentionUnavailable."""
+    if label in SDPA:
+
+        def attend(q, k, v):
+            with sdpa_kernel(SDPA[label]) if SDPA[label] else contextlib.nullcontext():
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    else:
+        attention.require(label, capability)
+        function = importlib.import_module(attention.PACKAGES[label].module).flash_attn_func
 
         def attend(q, k, v):
             out = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=True)
             return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)  # FlashAttention-4 gives (out, lse)
 
-        return attend
-
-    return setup
-
-
-def sdpa(only: SDPBackend | None = None):
-    """Set-up of PyTorch's own attention; `only`: this one of its backends, instead of the one PyTorch chooses."""
-
-    def attend(q, k, v):
-        with sdpa_kernel(only) if only else contextlib.nullcontext():
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    return lambda capability: attend
-
-
-BACKENDS = {
-    "fa4": flash("fa4"),
-    "fa3": flash("fa3"),
-    "fa2": flash("fa2"),
-    "sdpa": sdpa(),
-    "sdpa-cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
-    "sdpa-flash": sdpa(SDPBackend.FLASH_ATTENTION),
-}
+    return attend
 
 
 def tensors(s: AttentionSettings, seqlen: int, device: str):
@@ -174,7 +157,7 @@ def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler
         yield label, "sustained", telemetry.combine([sampler.take()]), figures({"fwd_bwd": late}, tflop)
 
 
-def show(rows: list[records.AttentionTime], console: Console) -> None:
+def show(rows: list[records.AttentionTime]) -> None:
     table = Table(title="causal attention, bf16, median of single iterations", title_justify="left")
     numbers = {"fwd ms": "fwd_ms", "fwd TFLOPS": "fwd_tflops", "bwd ms": "bwd_ms", "fwd+bwd ms": "fwd_bwd_ms",
                "TFLOPS (3.5x)": "fwd_bwd_tflops", "TFLOPS (3x)": "model_tflops"}  # fmt: skip
@@ -186,59 +169,54 @@ def show(rows: list[records.AttentionTime], console: Console) -> None:
         clock = f"{r.gpu_state.sm_clock_mhz:.4g}" if r.gpu_state and r.gpu_state.sm_clock_mhz else ""
         cells = ["" if value is None else f"{value:.4g}" for value in values]
         table.add_row(str(r.seqlen), r.backend, r.mode, *cells, spread, clock)
+    console = Console(width=140)
     console.print(table)
     console.print("kernel count / model count = 3.5 / 3 = 7/6 = 1.167: the same time, counted in two ways")
 
 
-def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -> list[str]:
-    """Measures, keeps and shows everything; returns what failed, the last being the reason."""
-    target, capability = "cuda:0" if device == "cuda" else "cpu", facts["capability"]
-    convention = "causal attention: kernel 3.5x, model 3x forward"
+def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -> None:
+    """Measures, keeps and shows everything. Exits 1 with the last of what could not be measured."""
+    target, convention = "cuda:0" if device == "cuda" else "cpu", "causal attention: kernel 3.5x, model 3x forward"
     backend = chosen[0] if len(chosen) == 1 else None
     run = runs.run_record("attention", s, box.gpu_record(device, [facts]), backend, flop_convention=convention)
     shape = {"batch": s.batch_size, "dtype": "bfloat16"} | s.model_dump(include={"heads", "kv_heads", "head_dim"})
-    sampler, failed, ready, errors = telemetry.Sampler(facts["uuid"]), [], {}, {}
-    with runs.Results(run, s.results, "; sustained only with SUSTAINED_S") as out:
+    failed, ready, errors = [], {}, {}
+    with (
+        runs.Results(run, s.results, show, "; sustained only with SUSTAINED_S") as out,
+        contextlib.closing(telemetry.Sampler(facts["uuid"])) as sampler,
+    ):
 
         def keep(label: str, seqlen: int, **more) -> None:
             out.keep(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **shape, **more))
 
-        try:
-            for label in chosen:
-                try:
-                    attend = BACKENDS[label](capability)
-                    errors[label], ready[label] = check(attend, s, target), attend
-                except Exception as error:  # a package may fail in any way at its first call
-                    failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
-                    keep(label, s.seqlens[0], error=failed[-1])
-            failed = [] if ready else failed  # with --attn all some are expected to be missing
-            for seqlen in s.seqlens if ready else ():
-                try:
-                    for label, mode, state, found in measure(ready, s, seqlen, target, sampler):
-                        keep(label, seqlen, mode=mode, gpu_state=state, max_error=errors[label], **found)
-                except torch.OutOfMemoryError as error:
-                    failed.append(f"seqlen {seqlen}: {str(error).splitlines()[0]}")
-                    keep(",".join(ready), seqlen, error=failed[-1])
-        except KeyboardInterrupt:
-            failed.append("interrupted; what was measured is kept")
-        sampler.close()
-    show(out.rows, Console(width=140))
-    return failed
+        for label in chosen:
+            try:
+                attend = kernel(label, facts["capability"])
+                errors[label], ready[label] = check(attend, s, target), attend
+            except Exception as error:  # a package may fail in any way at its first call
+                failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+                keep(label, s.seqlens[0], error=failed[-1])
+        failed = [] if ready else failed  # with --attn all some are expected to be missing
+        for seqlen in s.seqlens if ready else ():
+            try:
+                for label, mode, state, found in measure(ready, s, seqlen, target, sampler):
+                    keep(label, seqlen, mode=mode, gpu_state=state, max_error=errors[label], **found)
+            except torch.OutOfMemoryError as error:
+                failed.append(f"seqlen {seqlen}: {str(error).splitlines()[0]}")
+                keep(",".join(ready), seqlen, error=failed[-1])
+    if failed:
+        sys.exit(f"error: {failed[-1]}")
 
 
 def main() -> int:
     s = load(AttentionSettings, description=__doc__)
     device = box.use_accelerator()
     facts = box.device_facts(device)
-    try:
+    with runs.errors_end_the_script():
         s.resolve(device == "cuda")
-        chosen = list(BACKENDS) if s.attn == "all" else [attention.choose(s.attn, facts["capability"])]
-        failed = run_all(s, chosen, device, facts)
-    except (attention.AttentionUnavailable, ModelUnavailable) as error:
-        failed = [str(error)]
-    if failed:
-        print(f"error: {failed[-1]}", file=sys.stderr)
-    return 1 if failed else 0
+        chosen = list(KERNELS) if s.attn == "all" else [attention.choose(s.attn, facts["capability"])]
+        run_all(s, chosen, device, facts)
+    return 0
 
 
 if __name__ == "__main__":

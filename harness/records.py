@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Union
@@ -376,10 +375,6 @@ class Writer:
 def now() -> str:
     """UTC, ISO 8601, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def new_run_id() -> str:
-    return secrets.token_hex(6)
 
 
 def folder_name(gpu_name: str) -> str:

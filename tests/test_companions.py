@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torch.utils._python_dispatch
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
@@ -23,7 +25,7 @@ import bench_ceilings
 import bench_decompose
 import bench_flash_attn
 from harness import flops, gpus, kernels, records
-from harness.measure import attention, launch, matmul
+from harness.measure import attention, box, launch, matmul
 from tests.conftest import ROOT, alive, environment
 from tests.test_kernels import COPY, FLASH, GEMM, NCCL, US, hand_worked, kernel
 
@@ -90,7 +92,7 @@ def test_flash_attention_packages_get_their_layout(monkeypatch, tuple_):
     monkeypatch.setattr(attention, "require", lambda word, capability: None)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=flash_attn_func))
     settings = bench_flash_attn.AttentionSettings(_cli_parse_args=["--seqlens=96", *SMALL])
-    attend = bench_flash_attn.flash("fa3")((9, 0))
+    attend = bench_flash_attn.kernel("fa3", (9, 0))
     assert bench_flash_attn.check(attend, settings, "cpu") < attention.MAX_RELATIVE_ERROR
 
 
@@ -296,6 +298,52 @@ def test_unhealthy_is_under_60_percent_of_its_kind_or_of_the_box(values, expecte
 
 def test_bus_bandwidth_factors():
     assert bench_ceilings.bus_factor("all_reduce", 8) == 1.75 and bench_ceilings.bus_factor("all_gather", 8) == 0.875
+
+
+def test_ranks_wait_longer_than_a_search_takes(monkeypatch):
+    """torch's own limit for a gloo group is half an hour, BUDGET_S may be more."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    real, limits = dist.all_gather_object, []
+
+    def spy(values, value, group=None):
+        limits.append((group or dist.group.WORLD)._get_backend(torch.device("cpu")).options._timeout)
+        real(values, value, group)
+
+    monkeypatch.setattr(dist, "all_gather_object", spy)
+    try:
+        assert bench_ceilings.Team("cpu").each(str.upper) == ["CPU"]
+        assert limits == [timedelta(hours=2)]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("model, reason", [("qwen3-30b-a3b", "dense"), ("gpt-5", "llama-3.1-8b")])
+def test_a_model_without_known_matmuls_stops_before_anything_is_measured(tmp_path, main_of, capsys, model, reason):
+    assert main_of(bench_ceilings, f"--model={model}", f"--results={tmp_path}") == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"MODEL={model}" in line and reason in line and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error, last",
+    [
+        (KeyboardInterrupt(), "error: interrupted; what was measured is kept"),
+        (box.MixedGpus("unlike GPUs"), "error: unlike GPUs"),
+        (RuntimeError("broken"), "error: RuntimeError: broken; what was measured is kept"),
+    ],
+)
+def test_an_error_keeps_the_table_and_ends_with_the_reason(tmp_path, main_of, capsys, monkeypatch, error, last):
+    def measure(*_):
+        yield {"what": "memory", "name": "copy", "unit": "GB/s", "value": 10.0}
+        raise error
+
+    monkeypatch.setattr(bench_ceilings, "measure", measure)
+    assert main_of(bench_ceilings, f"--results={tmp_path}") == 1
+    out, err = capsys.readouterr()
+    assert "what this box reaches" in out and len(result(tmp_path, "ceilings")[1]) == 1
+    assert err.splitlines()[-1] == last and ("Traceback" in err) == ("broken" in last)
 
 
 @pytest.mark.slow
