@@ -48,14 +48,15 @@ class DecomposeSettings(Settings):
 
 def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Decomposition:
     """All ranks' splits as one record. `known`: run_id, seq_len, and what else the caller knows of the step."""
-    tables = [{**s.full(step_ms), "hidden_communication": s.hidden * s.scale(step_ms)} for s in splits]
+    tables = [s.full(step_ms) | {"hidden_communication": s.hidden * s.scale(step_ms)} for s in splits]
     by_rank = {name: [table[name] for table in tables] for name in tables[0]}
     full = {name: statistics.fmean(values) for name, values in by_rank.items()}
     hidden = full.pop("hidden_communication")
-    two = {name: statistics.fmean(s.two(step_ms)[name] for s in splits) for name in ("attention", "everything_else")}
+    share = statistics.fmean(s.attention_share for s in splits)
+    two = {"attention": share * step_ms, "everything else": (1 - share) * step_ms}
     busy = statistics.fmean(s.busy * s.scale(step_ms) / step_ms for s in splits)
 
-    first, share = splits[0], two["attention"] / step_ms
+    first = splits[0]
     notes = list(dict.fromkeys(note for s in splits for note in s.notes))
     if busy < 0.5:
         notes.append(f"busy only {busy:.0%} of the step: the host is too slow, or each step compiles something (JIT)")
@@ -83,7 +84,7 @@ def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Dec
 
 def add_rates(record: records.Decomposition, attention_tflop: float, dense_tflop: float, peak: float | None) -> None:
     """TFLOPS and MFU of the buckets that do model FLOPs (TFLOP per GPU and step; peak in TFLOPS or None)."""
-    for buckets, dense in ((record.two, "everything_else"), (record.full, "matmul")):
+    for buckets, dense in ((record.two, "everything else"), (record.full, "matmul")):
         for bucket in buckets:
             tflop = {"attention": attention_tflop, dense: dense_tflop}.get(bucket.name)
             if tflop and bucket.ms:
@@ -122,22 +123,18 @@ def analyse(settings: DecomposeSettings, console: Console) -> int:
     """--trace: the splits of saved traces."""
     try:
         traces = [kernels.read_trace(path) for path in settings.trace]
-    except OSError as error:
-        fail_setting(f"TRACE={error.filename}: {error.strerror}")
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 4
-    marked = [(max(e for _, e in t.marks) - t.marks[0][0]) / len(t.marks) / 1e6 for t in traces if t.marks]
-    step_ms = settings.step_ms or (max(marked) if marked else None)
-    if step_ms is None:
-        fail_setting("STEP_MS: the trace has no ProfilerStep marks, give the step time in ms")
-    try:
+        marked = [(max(e for _, e in t.marks) - t.marks[0][0]) / len(t.marks) / 1e6 for t in traces if t.marks]
+        step_ms = settings.step_ms or max(marked, default=None)
+        if step_ms is None:
+            fail_setting("STEP_MS: the trace has no ProfilerStep marks, give the step time in ms")
         splits = [kernels.decompose(t) for t in traces]
         # Without a sequence length there are no FLOPs: the trace does not say what was trained.
         record = combine(splits, step_ms, run_id="trace", seq_len=0)
         show(record, len(traces), records.Bucket(name="total", ms=step_ms), console)
         for trace, split in zip(traces, splits, strict=True):
             split.check(trace.world_size)
+    except OSError as error:
+        fail_setting(f"TRACE={error.filename}: {error.strerror}")
     except kernels.ProfileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4

@@ -3,7 +3,8 @@
     trace = read_trace("trace.json.gz")     # any torch.profiler Chrome trace; torch is not needed
     split = decompose(trace)                # exact, in nanoseconds
     split.check(world_size=8)               # raises the ProfileError that says what is missing
-    split.two(T), split.full(T)             # {bucket: ms}, each summing to the step time T in ms
+    split.full(T)                           # {bucket: ms}, summing to the step time T in ms
+    split.attention_share                   # of the kernel time on the compute streams
 
 A moment that several kinds of work share goes to one of them, the first of PRIORITY. Communication under a compute
 kernel is hidden, so the bucket `exposed_communication` is |union(communication) - union(compute)|; `idle` is what
@@ -69,8 +70,8 @@ BUCKETS = {
 
 
 class ProfileError(ValueError):
-    """The profile cannot be split into buckets. `reason` is one of: no events, no durations, no attention, no matmul,
-    no communication, lost events."""
+    """The profile cannot be split into buckets. `reason` is one of: no trace, no events, no durations, no attention,
+    no matmul, no communication, lost events."""
 
     def __init__(self, reason: str, text: str):
         super().__init__(f"{reason}: {text}")
@@ -111,7 +112,7 @@ def classify(name: str, category: str | None = None) -> str:
 
 
 def read_trace(path: str | Path) -> Trace:
-    """A Chrome trace of torch.profiler, json or json.gz. Raises ValueError if it is not one, OSError if unreadable."""
+    """A Chrome trace of torch.profiler, json or json.gz. Raises ProfileError "no trace", or OSError if unreadable."""
     raw = Path(path).read_bytes()
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
@@ -126,7 +127,7 @@ def read_trace(path: str | Path) -> Trace:
             for row in data["traceEvents"] if row.get("ph") == "X" and "cat" in row
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile) as err:
-        raise ValueError(f"{path}: not a (whole) Chrome trace: {type(err).__name__} {err}") from err
+        raise ProfileError("no trace", f"{path} is no (whole) Chrome trace: {type(err).__name__} {err}") from err
     marks = [(e.start, e.end) for e in events if e.name.startswith("ProfilerStep") and "gpu" not in e.category]
     return Trace(events, sorted(marks), (data.get("distributedInfo") or {}).get("world_size"))
 
@@ -182,11 +183,6 @@ class Split:
         scale = self.scale(step_ms)
         out = {bucket: sum(self.time[k] for k in kinds) * scale for bucket, kinds in BUCKETS.items()}
         return out | {"idle": max(0.0, step_ms - sum(out.values()))}
-
-    def two(self, step_ms: float) -> dict[str, float]:
-        """The guide's two buckets in ms: step_ms by share of kernel time, so idle and copies are spread over both."""
-        attention = self.attention_share * step_ms
-        return {"attention": attention, "everything_else": step_ms - attention}
 
     def check(self, world_size: int | None = None, min_attention: int = 0) -> None:
         """Raises ProfileError: a training step's bucket is empty, or has under `min_attention` attention kernels."""

@@ -306,7 +306,7 @@ class Decomposition(Base):
     seq_len: int
     step_ms: float
     peak_mem_gib: float | None = None
-    two: list[Bucket] = Field(description="attention, everything else: the guide's split by compute-stream share")
+    two: list[Bucket] = Field(description="attention and everything else: the guide's split by compute-stream share")
     full: list[Bucket] = Field(
         description="attention, matmul, other_compute, optimizer, copies, exposed_communication, idle: by intervals"
     )

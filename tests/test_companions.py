@@ -402,6 +402,15 @@ def test_rates_of_the_buckets():
     assert [b.name for b in record.full if b.tflops] == ["attention", "matmul"]
 
 
+@pytest.mark.parametrize("box", ["h200", "b200"])
+def test_buckets_are_called_as_in_the_published_results(box):
+    """The report compares buckets by name, and a measured box is compared with a published one."""
+    lines = (ROOT / f"results/published/{box}/decompose_guide.jsonl").read_text().splitlines()
+    (published,) = [r for r in map(records.parse, lines) if r.record == "decomposition"]
+    ours = bench_decompose.combine([kernels.decompose(hand_worked())], 0.1, run_id="x", seq_len=8192)
+    assert [b.name for b in ours.two] == [b.name for b in published.two]
+
+
 def test_a_step_that_is_mostly_idle_is_said_to_be():  # case 58
     trace = kernels.Trace([kernel(GEMM, 0, 20), kernel(FLASH, 20, 40)], [(0, 100 * US)])
     record = bench_decompose.combine([kernels.decompose(trace)], 0.1, run_id="x", seq_len=1)
@@ -423,7 +432,7 @@ def printed(text, table="intervals"):
     """{bucket: ms} of a printed table."""
     part = text.split(f"by {'union of intervals' if table == 'intervals' else 'share of kernel time'}")[1]
     part = part.split("step of")[0]
-    return {name: float(ms) for name, ms in re.findall(r"│ (\w+) +│ +([\d.]+) │", part)}
+    return {name: float(ms) for name, ms in re.findall(r"│ ([\w ]+?) +│ +([\d.]+) │", part)}
 
 
 WITHOUT_TORCH = """

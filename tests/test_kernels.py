@@ -113,7 +113,7 @@ def test_hand_worked_trace():
     assert (split.hidden, split.time["communication"]) == (20 * US, 10 * US)
     assert split.busy == 85 * US
     # Compute stream: 20 attention of 65 us of kernels; the NCCL and copy streams are not counted.
-    assert split.two(0.13) == pytest.approx({"attention": 0.04, "everything_else": 0.09}, abs=1e-9)
+    assert split.attention_share == pytest.approx(20 / 65)
     split.check(world_size=8, min_attention=1)
 
 
@@ -182,9 +182,9 @@ def test_buckets_sum_to_the_step_time(rows, step_ms, marks):
     except ProfileError as err:
         assert err.reason in ("no durations", "no events")
         return
-    for table in (split.full(step_ms), split.two(step_ms)):
-        assert sum(table.values()) == pytest.approx(step_ms, abs=1e-3, rel=1e-9)
-        assert min(table.values()) >= 0
+    full = split.full(step_ms)
+    assert sum(full.values()) == pytest.approx(step_ms, abs=1e-3, rel=1e-9)
+    assert min(full.values()) >= 0 and 0 <= split.attention_share <= 1
     assert split.hidden >= 0 and 0 <= split.busy <= split.window
 
 
@@ -251,7 +251,7 @@ def test_reading_a_chrome_trace(tmp_path, packed):
 def test_a_file_that_is_no_trace(tmp_path, content):
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="Chrome trace"):
+    with pytest.raises(ProfileError, match="no trace: .*trace.json is no .whole. Chrome trace"):
         read_trace(path)
 
 
