@@ -29,7 +29,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-KINDS = ("attention", "matmul", "communication", "copy", "optimizer", "other")
+COMPUTE = ("attention", "matmul", "optimizer", "other")
+KINDS = (*COMPUTE, "communication", "copy")
+PRIORITY = (*KINDS, "host_optimizer")
 ANNOTATION = "annotation"  # a frame around other events; never counted
 
 # The first rule that matches decides. Names are as Kineto prints them (demangled or not), or PyTorch's CPU operators.
@@ -60,8 +62,6 @@ RULES = tuple(
 )  # fmt: skip
 
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # Kineto categories of GPU work, new and old
-PRIORITY = ("attention", "matmul", "optimizer", "other", "communication", "copy", "host_optimizer")
-COMPUTE = ("attention", "matmul", "optimizer", "other")
 HOST_OPTIMIZER = re.compile(r"Optimizer\.step#\w*CPU")  # DeepSpeedCPUAdam: the GPU waits for it
 BUCKETS = {
     "attention": ("attention",), "matmul": ("matmul",), "other_compute": ("other",),

@@ -53,12 +53,11 @@ def median_interval(times: Sequence[float]) -> tuple[float, float | None, float 
 
     Raises ValueError for no times, or one that is not finite and positive.
     """
-    center, error, df = _log_median(times)
-    median = float(np.median(times))
+    median, error, df = _median(times)
     if error is None:
         return median, None, None
-    half = _t975(df) * error
-    return median, math.exp(center - half), math.exp(center + half)
+    factor = math.exp(_t975(df) * error)
+    return median, median / factor, median * factor
 
 
 def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
@@ -66,16 +65,15 @@ def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
 
     The interval is null when either box has fewer than three steps. Raises ValueError as median_interval does.
     """
-    old_center, old_error, old_df = _log_median(old)
-    new_center, new_error, new_df = _log_median(new)
-    center = old_center - new_center
-    value = float(np.median(old) / np.median(new))
+    old_median, old_error, old_df = _median(old)
+    new_median, new_error, new_df = _median(new)
+    value = old_median / new_median
     if old_error is None or new_error is None:
         return Ratio(value)
-    a, b = old_error**2, new_error**2
-    df = (a + b) ** 2 / (a**2 / old_df + b**2 / new_df) if a + b > 0 else 1.0
-    half = _t975(df) * math.sqrt(a + b)
-    return Ratio(value, math.exp(center - half), math.exp(center + half))
+    error = math.hypot(old_error, new_error)
+    df = error**4 / (old_error**4 / old_df + new_error**4 / new_df) if error else 1.0
+    factor = math.exp(_t975(df) * error)
+    return Ratio(value, value / factor, value * factor)
 
 
 def steps_needed(times: Sequence[float], precision: float) -> int:
@@ -92,20 +90,20 @@ def steps_needed(times: Sequence[float], precision: float) -> int:
     return max(PILOT.stop, math.ceil((half / precision) ** 2))
 
 
-def _log_median(times: Sequence[float]) -> tuple[float, float | None, int]:
-    """log of the median, its standard error (null under three times), degrees of freedom."""
+def _median(times: Sequence[float]) -> tuple[float, float | None, int]:
+    """The median, the standard error of its logarithm (null under three times), degrees of freedom."""
     values = np.sort(np.asarray(times, dtype=float))
     n = len(values)
     if not n or not np.all(np.isfinite(values)) or values[0] <= 0:
         raise ValueError("times must be finite and positive, at least one")
-    center = math.log(np.median(values))
+    median = float(np.median(values))
     if n < MIN_STEPS:
-        return center, None, 0
+        return median, None, 0
     cut = int(TRIM * n)
     kept = n - 2 * cut
     logs = np.clip(np.log(values), math.log(values[cut]), math.log(values[n - 1 - cut]))
     variance = (n - 1) * logs.var(ddof=1) / (kept * (kept - 1))
-    return center, MEDIAN_FACTOR * math.sqrt(variance), kept - 1
+    return median, MEDIAN_FACTOR * math.sqrt(variance), kept - 1
 
 
 def _t975(df: float) -> float:
