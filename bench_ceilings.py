@@ -171,17 +171,18 @@ def measure(s: CeilingSettings, team: Team, gpu: gpus.Gpu | None) -> Iterator[di
 
 
 def model_matmuls(s: CeilingSettings, team: Team) -> Iterator[dict]:
-    """Each of the model's matmuls on the first GPU, and their sum: what the dense part of a step could reach."""
-    flop = spent = 0.0
+    """Each of the model's matmuls on the first GPU, and, if all ran, what the dense part of a step could reach."""
+    flop, spent, complete = 0.0, 0.0, True
     for name, which, times, shape in matmul.of_a_step(flops.shape(s.model), s.seq_len * s.batch_size):
         row = {"what": "model_matmul", "name": f"{name}, {which}", "unit": "TFLOPS", "shape": list(shape)}
         seen = team.first(functools.partial(matmul.timed, matmul.as_autograd, which, shape, s.seed, 200))
         if isinstance(seen, str):
+            complete = False
             yield row | {"reason": f"kernel: {seen}"}
             continue
         flop, spent = flop + times * 2 * math.prod(shape), spent + times * seen.median
         yield row | {"value": matmul.tflops(shape, seen.median)}
-    if spent:
+    if complete:
         name = f"{s.model} step at {s.seq_len}"
         yield {"what": "model_matmul", "name": name, "unit": "TFLOPS", "value": flop / spent / 1e9}
 

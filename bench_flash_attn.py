@@ -72,6 +72,10 @@ class AttentionSettings(runs.BenchSettings):
             self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
             self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // self.heads
 
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"batch": self.batch_size, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+
 
 def forward_tflop(batch: int, seqlen: int, heads: int, head_dim: int) -> float:
     """TFLOP of a causal forward: two matmuls of 2 * s^2 * head_dim FLOPs a head, half of them masked away."""
@@ -102,13 +106,9 @@ def kernel(label: str, capability: tuple[int, int] | None):
     return attend
 
 
-def tensors(s: AttentionSettings, seqlen: int, device: str):
-    return attention.random_inputs(device, s.batch_size, seqlen, s.heads, s.kv_heads, s.head_dim, s.seed)
-
-
 def check(attend, s: AttentionSettings, device: str) -> float:
     """Largest relative error of output and gradients against fp32. Raises AttentionUnavailable when too large."""
-    inputs = tensors(s, min(512, *s.seqlens), device)
+    inputs = attention.random_inputs(device, seqlen=min(512, *s.seqlens), seed=s.seed, **s.shape)
     return attention.checked_error("it", attention.forward_backward(attend, *inputs), *inputs)
 
 
@@ -134,7 +134,7 @@ def figures(times: dict[str, list[float]], tflop: float) -> dict:
 
 def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler: telemetry.Sampler):
     """Yields (kernel, mode, GPU state, figures): the bursts in alternation, then each kernel's sustained rate."""
-    qkv, grad = tensors(s, seqlen, device)
+    qkv, grad = attention.random_inputs(device, seqlen=seqlen, seed=s.seed, **s.shape)
     leaves = [t.requires_grad_() for t in qkv]
     work = {label: closures(attend, leaves, grad) for label, attend in ready.items()}
     times = {label: {"fwd": [], "bwd": [], "fwd_bwd": []} for label in work}
@@ -179,7 +179,6 @@ def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -
     target, convention = "cuda:0" if device == "cuda" else "cpu", "causal attention: kernel 3.5x, model 3x forward"
     backend = chosen[0] if len(chosen) == 1 else None
     run = runs.run_record("attention", s, box.gpu_record(device, [facts]), backend, flop_convention=convention)
-    shape = {"batch": s.batch_size, "dtype": "bfloat16"} | s.model_dump(include={"heads", "kv_heads", "head_dim"})
     failed, ready, errors = [], {}, {}
     with (
         runs.Results(run, s.results, show, "; sustained only with SUSTAINED_S") as out,
@@ -187,7 +186,8 @@ def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -
     ):
 
         def keep(label: str, seqlen: int, **more) -> None:
-            out.keep(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **shape, **more))
+            more |= s.shape | {"dtype": "bfloat16"}
+            out.keep(records.AttentionTime(run_id=run.run_id, backend=label, seqlen=seqlen, **more))
 
         for label in chosen:
             try:

@@ -15,6 +15,7 @@ No torch here: the report runs on a laptop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -307,9 +308,7 @@ class Decomposition(Base):
     step_ms: float
     peak_mem_gib: float | None = None
     two: list[Bucket] = Field(description="attention and everything else: the guide's split by compute-stream share")
-    full: list[Bucket] = Field(
-        description="attention, matmul, other_compute, optimizer, copies, exposed_communication, idle: by intervals"
-    )
+    full: list[Bucket] = Field(description="the buckets of harness/kernels.py and idle, by intervals")
     hidden_communication_ms: float | None = None
     exposed_communication_ms: float | None = None
     busy_share: float | None = None
@@ -341,7 +340,7 @@ def dump(record: Base) -> str:
     return json.dumps(record.model_dump(mode="json"), allow_nan=False, ensure_ascii=False)
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager):
     """Appends records, each with a single write, so that no killed process leaves two halves in one line.
 
     If the file ends in half a line (a writer was killed), a newline is put first, so the half is lost alone.
@@ -365,9 +364,6 @@ class Writer:
     def close(self) -> None:
         os.close(self._fd)
 
-    def __enter__(self) -> Writer:
-        return self
-
     def __exit__(self, *exc) -> None:
         self.close()
 
@@ -389,9 +385,7 @@ def new_file(results: str | Path, gpu_name: str, kind: str) -> Path:
     base.mkdir(parents=True, exist_ok=True)
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):
         path = base / f"{kind}_{stamp}{suffix}.jsonl"
-        try:
+        with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path
-        except FileExistsError:
-            continue
     raise FileExistsError(f"{base}: a hundred {kind} files within one second")

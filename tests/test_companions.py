@@ -26,6 +26,7 @@ import bench_decompose
 import bench_flash_attn
 from harness import flops, gpus, kernels, records
 from harness.measure import attention, box, launch, matmul
+from harness.measure.timing import Times
 from tests.conftest import ROOT, alive, environment
 from tests.test_kernels import COPY, FLASH, GEMM, NCCL, US, hand_worked, kernel
 
@@ -279,6 +280,24 @@ def test_candidates_are_aligned_and_the_same_for_a_seed():
     first, again = (list(itertools.islice(matmul.candidates(7, "cuda:0", known), 50)) for _ in range(2))
     assert first == again and first[0] == known
     assert all(x % 256 == 0 and 1024 <= x <= 16384 for shape in first for x in shape)
+
+
+def test_the_matmuls_of_a_step_have_no_sum_when_one_is_missing(monkeypatch):
+    settings = bench_ceilings.CeilingSettings(_cli_parse_args=["--model=tiny", "--seq-len=64"])
+    team, ran = bench_ceilings.Team("cpu"), []
+
+    def timed(make, which, shape, *_):
+        ran.append(shape)
+        if len(ran) == 18 + 7:  # in the second round
+            raise torch.OutOfMemoryError("out of memory")
+        return Times(1.0, 1.0, 1.0, 1.0, 1)
+
+    monkeypatch.setattr(matmul, "timed", timed)
+    whole, broken = (list(bench_ceilings.model_matmuls(settings, team)) for _ in range(2))
+    total = flops.count(flops.shape("tiny"), 64).dense_tflop
+    calls = sum(times for _, _, times, _ in matmul.of_a_step(flops.shape("tiny"), 64))
+    assert whole[-1]["name"] == "tiny step at 64" and whole[-1]["value"] == pytest.approx(total / calls * 1e3)
+    assert len(whole) == 19 and len(broken) == 18 and broken[6]["reason"] == "kernel: out of memory"
 
 
 @pytest.mark.parametrize(
