@@ -188,7 +188,7 @@ def model_matmuls(s: CeilingSettings, team: Team) -> Iterator[dict]:
 
 
 def show(rows: list[records.Ceiling]) -> None:
-    console = Console(width=150)
+    console = Console(width=150, markup=False, emoji=False)  # a reason is a library's own text
     table = Table(title="what this box reaches, medians", title_justify="left")
     for column in ("what", "name", "value", "unit", "mean", "M x N x K, or bytes", "min - max over GPUs", "published"):
         table.add_column(column, justify="right" if column in ("value", "mean", "published") else "left")

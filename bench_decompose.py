@@ -114,9 +114,9 @@ def show(record: records.Decomposition, ranks: int, total: records.Bucket, conso
     peak = "" if record.peak_mem_gib is None else f"; peak memory {record.peak_mem_gib:.1f} GiB"
     console.print(f"communication: {hidden} hidden, {exposed} exposed; busy {record.busy_share:.0%}{peak}")
     for name, ms in record.unmatched[:5]:
-        console.print(f"no rule names: {ms:.3f} ms {name}", markup=False)
+        console.print(f"no rule names: {ms:.3f} ms {name}")
     for note in record.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
 
 
 def analyse(settings: DecomposeSettings, console: Console) -> int:
@@ -171,7 +171,7 @@ def measure(trainer, seq_len: int, console: Console) -> None:
 
 
 def main() -> int:
-    settings, console = load(DecomposeSettings, description=__doc__), Console(width=110)
+    settings, console = load(DecomposeSettings, description=__doc__), Console(width=110, markup=False, emoji=False)
     if settings.trace:
         return analyse(settings, console)
     from benchmark import header

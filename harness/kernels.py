@@ -195,8 +195,8 @@ class Split:
             raise ProfileError("lost events", f"{found} attention kernels where {min_attention} ran; run again")
 
 
-def decompose(trace: Trace, window: tuple[int, int] | None = None) -> Split:
-    """Splits the window: by default from the first to the last mark, or all that the device did where it ends later.
+def decompose(trace: Trace) -> Split:
+    """Splits the window from the first to the last mark, or all that the device did where that ends later.
 
     A trace with device events is split by them alone, on the device with most; one without by its CPU operators.
     Raises ProfileError for "no events" and "no durations".
@@ -222,10 +222,10 @@ def decompose(trace: Trace, window: tuple[int, int] | None = None) -> Split:
     for event in work:
         by_kind[rule[event[:2]] or "other"].append(event)
         by_name[event[:2]] += event.end - event.start
-    if not window:
-        window = min(e.start for e in work), max(e.end for e in work)
-        marks = trace.marks and (trace.marks[0][0], max(end for _, end in trace.marks))
-        window = marks if marks and (window[1] <= marks[1] or not on_gpu) else window
+    window = min(e.start for e in work), max(e.end for e in work)
+    if trace.marks:
+        marked = trace.marks[0][0], max(end for _, end in trace.marks)
+        window = marked if window[1] <= marked[1] or not on_gpu else window
     spans = {kind: [e[2:4] for e in events] for kind, events in by_kind.items()}
     host = [e for e in trace.events if on_gpu and "gpu" not in e.category and HOST_OPTIMIZER.match(e.name)]
     spans["host_optimizer"] = [e[2:4] for e in host]

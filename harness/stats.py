@@ -42,7 +42,7 @@ class Ratio:
 
     def __str__(self) -> str:
         """`1.84`, `1.84 [1.82, 1.86]`, or `~ [0.99, 1.01]` for no difference."""
-        if self.low is None or self.high is None:
+        if self.significant is None:
             return f"{self.value:.2f}"
         value = f"{self.value:.2f}" if self.significant else "~"
         return f"{value} [{self.low:.2f}, {self.high:.2f}]"

@@ -315,6 +315,13 @@ def test_unhealthy_is_under_60_percent_of_its_kind_or_of_the_box(values, expecte
     assert bench_ceilings.over_gpus(values, expected)["unhealthy"] is sick
 
 
+def test_a_reason_is_shown_as_the_library_wrote_it(capsys):
+    said = "kernel: [/usr/lib/x.so] wants [float8] :b:"
+    row = {"run_id": "x", "what": "matmul", "name": "fp8", "unit": "TFLOPS", "reason": said}
+    bench_ceilings.show([records.Ceiling(**row)])
+    assert said in capsys.readouterr().out
+
+
 def test_bus_bandwidth_factors():
     assert bench_ceilings.bus_factor("all_reduce", 8) == 1.75 and bench_ceilings.bus_factor("all_gather", 8) == 0.875
 

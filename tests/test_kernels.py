@@ -302,7 +302,7 @@ print("\\n" + json.dumps({k: float(v) for k, v in row.items()}))
 def against(hta, folder, trace):
     """Our busy, idle, overlapped and exposed times of the device's extent, against theirs."""
     device = [e for e in trace.events if e.category in kernels.DEVICE]
-    split = decompose(trace, (min(e.start for e in device), max(e.end for e in device)))
+    split = decompose(Trace(trace.events, [(min(e.start for e in device), max(e.end for e in device))]))
     theirs = hta(folder)
     compute = sum(split.time[k] for k in kernels.COMPUTE)
     assert split.window / US == pytest.approx(theirs["kernel_time(us)"], abs=1)
