@@ -144,6 +144,19 @@ def test_the_same_twice_agrees_within_the_printed_spread(tmp_path, main_of):
     raise AssertionError(f"medians outside each other's spread: {spans}")
 
 
+def test_a_length_without_memory_is_a_record_and_the_reason(tmp_path, main_of, monkeypatch):
+    def measure(ready, s, seqlen, *_):
+        if seqlen == 128:
+            raise torch.OutOfMemoryError("CUDA out of memory\nmore of it")
+        yield "sdpa", "burst", None, bench_flash_attn.figures({"fwd_bwd": [2.0, 2.0]}, 1.0)
+
+    monkeypatch.setattr(bench_flash_attn, "measure", measure)
+    ended = main_of(bench_flash_attn, "--seqlens=64,128,192", *SMALL, f"--results={tmp_path}")
+    assert ended == "error: seqlen 128: CUDA out of memory"  # which sys.exit prints, with exit code 1
+    rows = result(tmp_path, "attention")[1]
+    assert [(r.seqlen, r.error is None) for r in rows] == [(64, True), (128, False), (192, True)]
+
+
 def test_flash_attn_takes_the_shape_of_a_model(tmp_path, main_of):
     assert main_of(bench_flash_attn, "--seqlens=64", "--burst-ms=20", "--model=tiny", f"--results={tmp_path}") == 0
     config, row = flops.shape("tiny"), result(tmp_path, "attention")[1][0]
