@@ -84,7 +84,6 @@ def forward_tflop(batch: int, seqlen: int, heads: int, head_dim: int) -> float:
 
 # One of PyTorch's own attentions; None: the one PyTorch chooses.
 SDPA = {"sdpa": None, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION, "sdpa-flash": SDPBackend.FLASH_ATTENTION}
-KERNELS = (*attention.PACKAGES, *SDPA)
 
 
 def kernel(label: str, capability: tuple[int, int] | None):
@@ -176,7 +175,7 @@ def show(rows: list[records.AttentionTime]) -> None:
 
 def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -> None:
     """Measures, keeps and shows everything. Exits 1 with the last of what could not be measured."""
-    target, convention = "cuda:0" if device == "cuda" else "cpu", "causal attention: kernel 3.5x, model 3x forward"
+    convention = "causal attention: kernel 3.5x, model 3x forward"
     backend = chosen[0] if len(chosen) == 1 else None
     run = runs.run_record("attention", s, box.gpu_record(device, [facts]), backend, flop_convention=convention)
     failed, ready, errors = [], {}, {}
@@ -192,14 +191,14 @@ def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -
         for label in chosen:
             try:
                 attend = kernel(label, facts["capability"])
-                errors[label], ready[label] = check(attend, s, target), attend
+                errors[label], ready[label] = check(attend, s, device), attend
             except Exception as error:  # a package may fail in any way at its first call
                 failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
                 keep(label, s.seqlens[0], error=failed[-1])
         failed = [] if ready else failed  # with --attn all some are expected to be missing
         for seqlen in s.seqlens if ready else ():
             try:
-                for label, mode, state, found in measure(ready, s, seqlen, target, sampler):
+                for label, mode, state, found in measure(ready, s, seqlen, device, sampler):
                     keep(label, seqlen, mode=mode, gpu_state=state, max_error=errors[label], **found)
             except torch.OutOfMemoryError as error:
                 failed.append(f"seqlen {seqlen}: {str(error).splitlines()[0]}")
@@ -214,7 +213,7 @@ def main() -> int:
     facts = box.device_facts(device)
     with runs.errors_end_the_script():
         s.resolve(device == "cuda")
-        chosen = list(KERNELS) if s.attn == "all" else [attention.choose(s.attn, facts["capability"])]
+        chosen = [*attention.PACKAGES, *SDPA] if s.attn == "all" else [attention.choose(s.attn, facts["capability"])]
         run_all(s, chosen, device, facts)
     return 0
 

@@ -385,6 +385,22 @@ def test_an_error_keeps_the_table_and_ends_with_the_reason(tmp_path, main_of, ca
     assert err.splitlines()[-1] == last and ("Traceback" in err) == ("broken" in last)
 
 
+A_RANK = """
+import threading, time
+from harness.measure import runs
+threading.Thread(target=time.sleep, args=[99]).start()
+with runs.errors_end_the_script():
+    raise RuntimeError("broken")
+"""
+
+
+def test_a_rank_with_an_error_ends_at_once():
+    """Whatever still runs in it: the others wait for this rank, and it would wait for them."""
+    start = time.monotonic()
+    assert "error: RuntimeError: broken" in run("-c", A_RANK, code=1, RANK="1").stderr.splitlines()[-1]
+    assert time.monotonic() - start < 90
+
+
 @pytest.mark.slow
 def test_ceilings_under_the_launcher(tmp_path):
     flags = ["--budget-s=0.3", "--memory-mib=8", "--message-mib=1", f"--results={tmp_path}"]
