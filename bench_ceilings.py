@@ -107,9 +107,11 @@ def bandwidth(mib: float, device: str) -> dict[str, float]:
     """GB/s of copy (reads and writes one array) and triad (reads two, writes one), fp32."""
     n = int(mib * 2**20 / 4)
     a, b, c = (torch.randn(n, device=device) for _ in range(3))
-    work = {"copy": (2, lambda: c.copy_(a)), "triad": (3, lambda: torch.add(a, b, alpha=3.0, out=c))}
-    ms = {name: summarise(iterations_ms(run, device, 200)).median for name, (_, run) in work.items()}
-    return {name: arrays * 4 * n / ms[name] / 1e6 for name, (arrays, _) in work.items()}
+
+    def rate(arrays: int, run) -> float:
+        return arrays * 4 * n / summarise(iterations_ms(run, device, 200)).median / 1e6
+
+    return {"copy": rate(2, lambda: c.copy_(a)), "triad": rate(3, lambda: torch.add(a, b, alpha=3.0, out=c))}
 
 
 def bus_factor(name: str, n: int) -> float:
