@@ -207,3 +207,11 @@ def test_a_damaged_file_is_continued_as_far_as_it_can_be_read(make, tmp_path):
 
 def test_the_environment_of_tests_has_none_of_our_settings():
     assert "SEQ_LEN" not in environment()
+
+
+def test_brackets_in_an_error_are_shown_as_they_are(make, capsys):
+    """torch's own prefix, and what would close a rich tag that was never opened."""
+    error = "[rank0]: OSError: [/usr/lib/libx.so]: cannot open"
+    s = make(lambda n, alone: Cause("crashed", 0, error), seqlens="8192")
+    s.measure(s.settings.seqlens)
+    assert f"8192: crashed: {error}" in capsys.readouterr().out

@@ -21,7 +21,8 @@ TEARDOWN_S = 60  # for the launcher to end after its last summary
 COLUMNS = ("seq_len", "TFLOPS/GPU", "MFU %", "step ms (median)", "95 % interval", "n", "peak GiB", "outcome")
 
 # Piped output has no width of its own; 80 columns would break every line of the table.
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+WIDTH = None if sys.stdout.isatty() else 140
+console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=WIDTH)
 
 
 @dataclass
