@@ -471,7 +471,7 @@ def test_one_file_of_a_box_and_a_folder_of_two_gpus(tmp_path):
     assert read_box(tmp_path).problems == ["several GPUs in one folder: NVIDIA H100 80GB HBM3, NVIDIA H200"]
 
 
-def test_what_a_rank_said_last_is_the_error_of_a_length_without_an_outcome(tmp_path):
+def test_the_first_rank_error_is_that_of_a_length_without_an_outcome(tmp_path):
     first, second = (
         records.RankError(run_id="a1", seq_len=8192, rank=rank, error=f"RuntimeError: {text}")
         for rank, text in ((3, "the link fell asleep"), (0, "connection closed"))

@@ -83,7 +83,7 @@ def test_cuda_visible_devices_by_index_and_uuid(monkeypatch, capsys):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert box.visible_gpus() == [(0, 0, "GPU-aa0", "NVIDIA H200"), (1, 1, "GPU-aa1", "NVIDIA B200")]
-    for asked in ("1", "GPU-aa1", " 1 "):
+    for asked in ("1", "GPU-aa1", " 1 ", "01"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
         assert [g.name for g in box.visible_gpus()] == ["NVIDIA B200"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

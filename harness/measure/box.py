@@ -114,8 +114,10 @@ def links(handles: list) -> list[str]:
     found = set()
     for handle, other in zip(handles, handles[1:] + handles[:1], strict=True) if len(handles) > 1 else ():
         states = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)]
-        active, level = sum(filter(None, states)), ask("nvmlDeviceGetTopologyCommonAncestor", handle, other)
-        found.add(f"NV{active}" if active else names.get(level, "?"))
+        if active := sum(filter(None, states)):
+            found.add(f"NV{active}")
+        else:
+            found.add(names.get(ask("nvmlDeviceGetTopologyCommonAncestor", handle, other), "?"))
     return sorted(found)
 
 
@@ -151,7 +153,7 @@ def visible_gpus() -> list[VisibleGpu]:
     for word in filter(None, (w.strip() for w in asked.split(","))):
         if word.startswith("MIG"):
             fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
-        matches = [g for g in here if word == str(g.index) or (not word.isdecimal() and g.uuid.startswith(word))]
+        matches = [g for g in here if (g.index == int(word) if word.isdecimal() else g.uuid.startswith(word))]
         if len(matches) != 1:
             fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
         chosen += matches

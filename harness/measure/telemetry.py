@@ -113,11 +113,12 @@ def combine(states: list[dict[str, float | None]]) -> GpuState | None:
     if not any(told(key) for key in READINGS):
         return None
     bits = [int(b) for b in told("bits")]
+    every_bit = reduce(or_, bits, 0)
     return GpuState(
         sm_clock_mhz=min(told("clock_mhz"), default=None),
         power_w=total("power_w"),
         temperature_c=max(told("temperature_c"), default=None),
-        throttle=[name for bit, name in THROTTLE_BITS.items() if reduce(or_, bits) & bit] if bits else None,
+        throttle=[name for bit, name in THROTTLE_BITS.items() if every_bit & bit] if bits else None,
         energy_j=total("energy_j"),
     )
 

@@ -209,8 +209,10 @@ def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None
         line = fits.memory_line(source) if source else None
         ran = comparing.lengths(sweep, "measured", "partial") if sweep else []
         row = {"capacity_gib": capacity, "as_sold": as_sold, "fit": line and asdict(line)}
-        row |= {"largest_measured": max(ran, default=None)}
-        row["out_of_memory"] = comparing.lengths(sweep, "oom") if sweep else []
+        row |= {
+            "largest_measured": max(ran, default=None),
+            "out_of_memory": comparing.lengths(sweep, "oom") if sweep else [],
+        }
         for name, share in (("largest_usable", fits.USABLE_SHARE), ("largest_all", 1)):
             row[name] = line.largest(capacity * share) if line and capacity else None
         found[side] = row
