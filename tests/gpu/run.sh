@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The checks that only a GPU can run; one GPU of 40 GiB or more is enough, an H200 takes about seven minutes.
+# The checks that only a GPU can run. One GPU of 40 GiB or more should be enough; neither that nor how long it takes
+# has been seen on a GPU yet.
 #
 #   bash tests/gpu/run.sh                  with .venv as ./install.sh made it (VENV=DIR for another)
 #   bash tests/gpu/run.sh --system         with this box's own python3 and packages as they are; PYTHONPATH counts, so
