@@ -4,7 +4,7 @@
     python plot_results.py results/nvidia-h200 results/nvidia-b200 -o plot.svg
     python plot_results.py OLD NEW --tables                   # all tables to standard output, no figure
     python plot_results.py OLD NEW --table speedup --table memory    # only these
-    python plot_results.py --readme README.md                 # rewrites the tables between its markers
+    python plot_results.py --fill docs/worked-example.md      # rewrites the tables between the markers of a page
 
 OLD and NEW are result folders of the two boxes, or single files of them. A marker is <!-- table:speedup -->, closed by
 <!-- /table:speedup -->; specifications and ceilings also take two GPUs: <!-- table:specifications B200 B300 -->, and
@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"not comparable: {'; '.join(reasons)}{hint}", file=sys.stderr)
         return 3
     try:
-        if args.readme:
-            text = args.readme.read_text(encoding="utf-8")
-            args.readme.write_text(filled(text, found), encoding="utf-8")
+        if args.fill:
+            for page in args.fill:
+                page.write_text(filled(page.read_text(encoding="utf-8"), found), encoding="utf-8")
         elif args.tables or args.table:
             names = args.table or [name for name in found if name != "verdict"]
             print("\n".join(pick(name, found) for name in names), end="")
@@ -112,7 +112,7 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     add("--format", choices=("png", "svg", "pdf"), help="of the figure (default: by the ending of FILE)")
     add("--tables", action="store_true", help="print every table in Markdown, draw no figure")
     add("--table", action="append", default=[], metavar="NAME", help="print this one; may be repeated")
-    add("--readme", type=Path, metavar="FILE", help="rewrite the tables between the markers of this file")
+    add("--fill", action="append", type=Path, metavar="PAGE", help="rewrite the tables between this page's markers")
     args = parser.parse_args(argv)
     if args.old and not args.new:
         parser.error("NEW is missing: the result folder of the second box")

@@ -14,7 +14,7 @@ venv=${VENV:-.venv}
 if [[ ! -f $venv/installed ]]; then # written last: an interrupted installation goes on
     if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then # no reason to install anything
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' run_sweep.sh
-        echo "The settings are in README.md; once ./install.sh has run, --help lists them too."
+        echo "The settings are in docs/settings.md; once ./install.sh has run, --help lists them too."
         exit 0
     fi
     echo "$venv is not complete: running ./install.sh"

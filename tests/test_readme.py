@@ -1,4 +1,7 @@
-"""Every command of the README: those that need no GPU are run, the others are named with the reason."""
+"""Every command of the README and of docs/: those that need no GPU are run, the others are named with the reason.
+
+What the README shows of an output stands in the output: its lines in their order, `...` for what is left out.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,13 @@ NOT_RUN = {
 TWO_NODES = re.compile(r"^(torchrun|deepspeed) .*node.rank")
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = re.compile(r"^    (python .*?)(?:  +#.*)?\n\n```text\n(.*?)^```", re.M | re.S)
+
+
 def commands() -> list[str]:
     """Lines of code blocks, without comments. Tables and output are no commands."""
-    text = (ROOT / "README.md").read_text()
+    text = "\n".join(page.read_text() for page in PAGES)
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S) + re.findall(r"^(?: {4}\S.*\n)+", text, re.M)
     lines = [re.sub(r"\s+# .*$", "", line.strip()) for block in blocks for line in block.splitlines()]
     start = r"^(\w+=\S* |\w+=\"[^\"]*\" )*(python|pip|bash|source|for|deepspeed|torchrun|\./)"
@@ -52,6 +59,25 @@ def test_every_command_is_run_or_excused():
     assert sum(bool(TWO_NODES.match(c)) for c in found) == 2
     for script in ("./run_sweep.sh", "python plot_results.py", "python should_upgrade.py"):
         assert script in found
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_every_link_leads_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("command, shown", [pytest.param(*m, id=m[0]) for m in SHOWN.findall(PAGES[0].read_text())])
+def test_the_output_shown_is_the_true_one(command, shown):
+    words = shlex.split(command)[1:]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    said = iter([line.rstrip() for line in done.stdout.splitlines()])
+    for line in filter(lambda line: line.strip() not in ("", "..."), map(str.rstrip, shown.splitlines())):
+        assert line in said, f"{line!r} is not what {command} prints (in this place)"
 
 
 RUN = [c for c in commands() if c not in NOT_RUN and not TWO_NODES.match(c)]

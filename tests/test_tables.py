@@ -227,21 +227,28 @@ def test_markers_are_filled(published):
         plot_results.filled(text.replace("memory", "nothing"), published)
 
 
-def test_the_readme_has_these_very_tables(tmp_path):
-    text = (ROOT / "README.md").read_text()
-    copy = tmp_path / "README.md"
+@pytest.mark.parametrize("name", ["worked-example.md", "traps.md"])
+def test_the_docs_have_these_very_tables(name, tmp_path):
+    text = (ROOT / "docs" / name).read_text()
+    copy = tmp_path / name
     copy.write_text(text)
-    assert plot_results.main(["--readme", str(copy)]) == 0
-    assert copy.read_text() == text, "run: python plot_results.py --readme README.md"
-    assert text.count("<!-- table:") == len(plot_results.MARKER.findall(text)) > 10
+    assert plot_results.main(["--fill", str(copy)]) == 0
+    assert copy.read_text() == text, f"run: python plot_results.py --fill docs/{name}"
+    assert text.count("<!-- table:") == len(plot_results.MARKER.findall(text)) > 1
+
+
+def test_every_table_is_in_the_docs(published):
+    text = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert {name for name in published if f"<!-- table:{name} -->" in text} == {*published}
     assert "break-even: 1.99-2.03x" in text
 
 
-def test_the_readme_is_rewritten(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text("<!-- table:memory -->\n<!-- /table:memory -->\n")
-    assert plot_results.main(["--readme", str(path)]) == 0
-    assert "| 262144 | 124.5 | 124.6 |" in path.read_text()
+def test_a_page_is_rewritten(tmp_path):
+    pages = [tmp_path / "one.md", tmp_path / "two.md"]
+    for page in pages:
+        page.write_text("<!-- table:memory -->\n<!-- /table:memory -->\n")
+    assert plot_results.main(["--fill", str(pages[0]), "--fill", str(pages[1])]) == 0
+    assert all("| 262144 | 124.5 | 124.6 |" in page.read_text() for page in pages)
 
 
 def test_tables_need_neither_torch_nor_matplotlib(tmp_path):  # case 84

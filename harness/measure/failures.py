@@ -67,7 +67,7 @@ ADVICE: dict[str, str] = {
     "toolkit_missing": "install the CUDA toolkit of torch's version and set CUDA_HOME, or DS_SKIP_CUDA_CHECK=1",
     "mixed_gpus": "choose equal GPUs with CUDA_VISIBLE_DEVICES",
     "launcher_died": "the launcher was killed; its ranks were ended",
-    "model_unavailable": "see MODEL and WEIGHTS in the README",
+    "model_unavailable": "see MODEL and WEIGHTS in docs/settings.md",
     "interrupted": "run again: it continues",
 }
 
