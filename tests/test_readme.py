@@ -61,6 +61,31 @@ def test_every_command_is_run_or_excused():
         assert script in found
 
 
+def clone(folder: Path) -> Path:
+    """The files git has here, as they are now."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+            (folder / name).chmod((ROOT / name).stat().st_mode)
+    return folder
+
+
+def test_the_report_installs_as_a_package(tmp_path):
+    """What pipx and uvx do: the scripts run without the folder, with the published figures."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    target = tmp_path / "site"
+    done = subprocess.run([*pip, target, clone(tmp_path / "clone")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    script = "import sys, should_upgrade; sys.exit(should_upgrade.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "--price-ratio", "2"]
+    env = environment(PYTHONPATH=str(target))
+    page = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert page.returncode == 0 and "break-even: 1.99-2.03x" in page.stdout, page.stderr
+    assert not list(target.glob("harness/measure")), "the package is the report alone"
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
@@ -91,14 +116,7 @@ def test_runs(command, tmp_path):
         pytest.skip("run_sweep.sh would install into this environment, which install.sh did not make")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = environment(RESULTS=str(tmp_path), VENV=sys.prefix, PATH=path, TMPDIR=str(tmp_path))
-    # A copy of the folder, so that what a command writes stays out of the checkout.
-    folder = tmp_path / "clone"
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, files.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
-            (folder / name).chmod((ROOT / name).stat().st_mode)
+    folder = clone(tmp_path / "clone")  # what a command writes stays out of the checkout
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert (done.stdout + done.stderr).strip(), shlex.split(command)
