@@ -104,7 +104,8 @@ def peak(
         table = f"the table has {gpu.bf16:g} for {gpu.label}" if gpu and gpu.bf16 else problem or "none in the table"
         return float(override), f"PEAK_TFLOPS={override:g}, given by hand ({table})"
     if gpu is None or gpu.bf16 is None:
-        problem = problem or f"no dense bf16 figure is known for {gpu.label}"
+        missing = "the {} has no bf16" if gpu and "bf16" in gpu.unsupported else "no dense bf16 figure is known for {}"
+        problem = problem or missing.format(gpu.label)
         return None, f"no MFU: {problem}; set PEAK_TFLOPS to its dense bf16 TFLOPS to have one"
     return float(gpu.bf16), f"dense bf16 of the {gpu.label}: {gpu.source}"
 
