@@ -19,6 +19,29 @@ from harness.records import FailureKind, RankError
         "torch.AcceleratorError: CUDA error: out of memory",
         "boxa:411:502 [3] enqueue.cc:1500 NCCL WARN Cuda failure 2 'out of memory'",  # case 52
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB. GPU 0 has a total",
+        "torch.cuda.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`",
+        "RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        "RuntimeError: Triton Error [CUDA]: out of memory",
+        "RuntimeError: Triton Error [HIP]:  Code: 2, Messsage: out of memory",
+        "RuntimeError: CUDA driver error: out of memory",
+        "RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:66",
+        "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+        "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory",
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
+        "node:3063028:3066152 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
+        "node:3063028:3066152 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",
+        "node:392:494 [2] enqueue.cc:43 NCCL WARN HIP failure 'out of memory'",
+        "[rank0]:[E1104] Process group watchdog thread terminated with exception: CUDA error: out of memory",
+        "  what():  CUDA error: out of memory",
+        "torch.AcceleratorError: HIP error: out of memory",
+        "HIP driver error 'hipErrorOutOfMemory'",
     ],
 )
 def test_gpu_out_of_memory_in_every_spelling(line):
@@ -31,6 +54,14 @@ def test_gpu_out_of_memory_in_every_spelling(line):
         "cuDNN Error: CUDNN_STATUS_BAD_PARAM",
         "If reserved memory is large try expandable segments to avoid out of memory situations",
         "# hint: USE_LIGER=1 helps against CUDA out of memory",
+        "Try a smaller batch if you see `RuntimeError: CUDA out of memory. Tried to allocate`",
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True when you hit CUDA_ERROR_OUT_OF_MEMORY",
+        "Hint: CUBLAS_STATUS_ALLOC_FAILED means that the GPU is full",
+        "  except torch.cuda.OutOfMemoryError:",
+        "No valid triton configs. OutOfMemoryError: out of resource: flex_backward Required: 348224",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 172032",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`",
+        "[INFO] [config.py:1005:print]   zero_config ... 'offload_optimizer': {'device': 'cpu', 'pin_memory': True}",
     ],
 )
 def test_what_only_mentions_memory_is_no_out_of_memory(line):
@@ -123,3 +154,142 @@ def test_every_kind_is_known_to_the_records():
     kinds = set(FailureKind.__args__)
     assert {kind for kind, _ in RULES} <= kinds
     assert set(ADVICE) <= kinds
+
+
+COMPATIBLE = (
+    "Installed CUDA version 13.2 does not match the version torch was compiled with 13.0 "
+    "but since the APIs are compatible, accepting this combination"
+)
+
+
+def test_a_toolkit_that_is_accepted_is_no_failure():
+    """Printed by each rank before whatever really happens."""
+    assert classify([COMPATIBLE] * 8, 1).kind == "crashed"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert classify([COMPATIBLE] * 8 + [oom], 1).kind == "gpu_oom"
+    killed = "[ERROR] [launch.py:325:sigkill_handler] ['python'] exits with return code = -9"
+    assert classify([COMPATIBLE, killed], 247).kind == "killed_sig9"
+    skipped = COMPATIBLE.partition(" but")[0] + ".Detected `DS_SKIP_CUDA_CHECK=1`: Allowing this combination of CUDA"
+    assert classify([skipped, "ValueError: x"], 1).kind == "crashed"
+    refused = "Exception: >- DeepSpeed Op Builder: Installed CUDA version 12.0 does not match the version torch was "
+    refused += "compiled with 11.7, unable to compile cuda/cpp extensions without a matching cuda version."
+    assert classify([COMPATIBLE, refused], 1).kind == "toolkit_missing"
+
+
+TIMED_OUT = (
+    "[rank4]:[E321 02:07:08.414640780 ProcessGroupNCCL.cpp:607] [Rank 4] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600067 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize("size", ["more than 1EB memory", "17179869184.00 GiB"])
+def test_an_impossible_size_is_a_consequence(size):
+    impossible = f"torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate {size}."
+    error = RankError(rank=4, error=impossible)
+    assert classify([TIMED_OUT, impossible], 1).kind == "timeout"
+    assert classify([TIMED_OUT, impossible], 1, [error]).kind == "timeout"
+    alone = classify([], 1, [error])
+    assert (alone.kind, alone.rank, alone.error) == ("crashed", 4, impossible)
+    real = impossible.replace(size, "3.91 GiB")
+    assert classify([TIMED_OUT, impossible, real], 1).kind == "gpu_oom"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        TIMED_OUT,
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 7/8 clients joined.",
+        "[E1104] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+        "[E1104] ProcessGroupNCCL's watchdog got stuck. Heartbeat monitor timed out!",
+    ],
+)
+def test_timeouts(line):
+    assert classify([line], 1).kind == "timeout"
+
+
+PINNING = """\
+Traceback (most recent call last):
+  File "/x/deepspeed/runtime/zero/stage_1_and_2.py", line 485, in __init__
+    self.initialize_optimizer_states()
+  File "/x/deepspeed/accelerator/cuda_accelerator.py", line 296, in pin_memory
+    return tensor.cpu().pin_memory()
+           ^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+
+
+@pytest.mark.parametrize(
+    "error", ["CUDA error: out of memory", "CUDA error: invalid argument", "HIP error: out of memory"]
+)
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_an_error_in_pin_memory_is_the_hosts_memory(error, prefix):
+    """DeepSpeed pins the optimizer's states; the driver's error for that is the one for the GPU's memory."""
+    text = PINNING + f"RuntimeError: {error}\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com"
+    lines = [prefix + line for line in text.splitlines()]
+    assert classify(lines, 1).kind == "host_oom"
+    mixed = [other for line in lines for other in (line, "[rank1]: a line of another rank")]
+    assert classify(mixed, 1).kind == "host_oom"
+    written = RankError(rank=3, error=f"RuntimeError: {error}", traceback=PINNING + f"RuntimeError: {error}\n")
+    assert classify([], 1, [written]).kind == "host_oom"
+
+
+def test_pin_memory_in_an_outer_frame_or_before_another_traceback_is_not_the_cause():
+    later = '  File "/x/model.py", line 3, in forward\n    return self.w(x)\nRuntimeError: CUDA error: out of memory'
+    assert classify((PINNING + later).splitlines(), 1).kind == "gpu_oom"
+    crash = "RuntimeError: Need to provide pin_memory allocator to use pin memory."
+    assert classify([crash], 1).kind == "crashed"
+    illegal = PINNING + "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert classify(illegal.splitlines(), 1).kind == "kernel_limit"  # reported late, by whoever comes next
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: unable to mmap 4993859720 bytes from file <m.safetensors>: Cannot allocate memory (12)",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 16.0 GiB for an array with shape (4294967296,)",
+        "failed to alloc 34359738368 bytes on host: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "RuntimeError: cudaHostAlloc failed: out of memory",
+        "could not allocate pinned host memory of size: 34359738368: out of memory",
+        "RuntimeError: Caught RuntimeError in pin memory thread for device 0.",
+    ],
+)
+def test_host_memory(line):
+    assert classify([line], 1).kind == "host_oom"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.",
+        "RuntimeError: DataLoader worker (pid 4242) is killed by signal: Killed.",
+    ],
+)
+def test_killed_for_memory(line):
+    assert classify([line], 1).kind == "killed_sig9"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+        "RuntimeError: HIP error: an illegal memory access was encountered",
+        "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error (/x/hopper/flash_fwd_launch_template.h:198): an illegal memory access was encountered",
+        "node:411:502 [3] enqueue.cc:1500 NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+        "Memory access fault by GPU node-2 (Agent handle: 0x38b6960) on address 0x1000. Reason: Page not present",
+        "RuntimeError: Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.",
+        "RuntimeError: CUDA error: invalid configuration argument",
+        "RuntimeError: Triton Error [HIP]:  Code: 1, Messsage: invalid argument",
+        "RuntimeError: integer out of range",
+    ],
+)
+def test_a_kernels_limit_is_a_kind_of_its_own(line):
+    """Offsets of 32 bits: tokens x width over 2^31. Under that it is a fault like any other."""
+    peers = "[rank0]: torch.distributed.DistBackendError: NCCL error: ncclRemoteError: remote process exited"
+    assert classify([peers, TIMED_OUT, line], 1).kind == "kernel_limit"
+    assert classify([line], 1, elements=2**31).kind == "kernel_limit"
+    small = classify([line], 1, elements=2**31 - 1)
+    assert small.kind == "crashed" and small.error in line
+    assert classify([line, "RuntimeError: CUDA error: out of memory"], 1).kind == "gpu_oom"

@@ -463,6 +463,21 @@ def test_a_model_that_no_shipped_shape_has(tmp_path):
     assert point.tflops == pytest.approx(421.6 / 2.9945, rel=1e-2)  # the log's own
 
 
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ("RuntimeError: Triton Error [CUDA]: out of memory", "oom"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
+        ("torch.AcceleratorError: HIP error: out of memory", "oom"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.", "failed"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "failed"),
+    ],
+)
+def test_out_of_memory_in_a_log_is_what_it_is_in_a_launch(tmp_path, error, outcome):
+    point = only(read(tmp_path, head() + steps(USUAL) + head(262144) + error + "\n"))[262144]
+    assert point.outcome == outcome and point.error in error
+
+
 def test_one_file_of_a_box_and_a_folder_of_two_gpus(tmp_path):
     (tmp_path / "a.log").write_text(head() + steps(USUAL))
     (tmp_path / "b.log").write_text((head() + steps(USUAL)).replace("gpu=NVIDIA H200", "gpu=NVIDIA H100 80GB HBM3"))

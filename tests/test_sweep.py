@@ -134,6 +134,40 @@ def test_the_longest_length_is_found_where_the_peaks_predict_it(make):
     assert all(p % 8192 == 0 for p in probes)
 
 
+def test_a_kernels_limit_is_found_as_one(make, capsys):
+    """The memory would hold far more: the search ends at the kernel's limit and says that it is one."""
+    failed = Cause("kernel_limit", 0, "RuntimeError: CUDA error: an illegal memory access was encountered")
+    s = make(lambda n, alone: failed if n > 150_000 else None, "65536 131072", gib=lambda n: 12.6 + 0.00043 * n)
+    s.measure(s.settings.seqlens)
+    s.find_max()
+    runs = max(n for n, k in kinds(s).items() if k == "summary")
+    assert 150_000 - 8192 < runs <= 150_000
+    fails = min(n for n, k in kinds(s).items() if k == "kernel_limit")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"longest length that runs: {runs} tokens (granularity 8192; a kernel fails at {fails}")
+    assert 290_000 < int(said.rpartition(" ")[2].strip(")")) < 300_000  # (140 - 12.6) / 0.00043
+    assert s.exit_reason(s.settings.seqlens) is None
+    planned = make(lambda n, alone: failed if n == 65536 else None)
+    planned.measure(planned.settings.seqlens)
+    assert planned.exit_reason(planned.settings.seqlens).startswith("65536 tokens: kernel_limit")
+
+
+def test_the_largest_tensor_of_a_step(make):
+    s = make(lambda n, alone: None)
+    assert s.largest_tensor(8192) == 0  # nothing has run
+    s.run = s.run_record
+    assert s.largest_tensor(8192) is None
+    recipe = records.Recipe(
+        name="custom", zero_stage=3, offload_optimizer=False, grad_checkpoint=True, use_liger=True, liger_applied=True,
+        batch_size=2, grad_accum=1, compile=False,
+    )  # fmt: skip
+    for config in ({"vocab_size": 128256, "hidden_size": 4096}, {"text_config": {"vocab_size": 128256}}):
+        model = records.Model(name="m", weights="random", num_layers=1, parameters=1, config=config)
+        s.run = s.run_record.model_copy(update={"model": model, "recipe": recipe})
+        assert s.largest_tensor(8192) == 8192 * 2 * 128256
+        assert s.largest_tensor(8372) > 2**31 > s.largest_tensor(8371)
+
+
 def test_the_longest_length_below_the_first_planned_one(make):
     s = make(lambda n, alone: OOM if n > 5000 else None, "65536", flags=["--granularity=1024"])
     s.measure(s.settings.seqlens)

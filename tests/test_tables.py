@@ -285,3 +285,14 @@ def test_memory_that_the_device_reported_is_told_from_the_sellers():
     assert table.notes[-1].startswith("Of a GB sold")
     both = tables.view(old, old, decision.Options()).result
     assert len(tables.capacity(both).notes) == 1
+
+
+def test_a_length_at_which_a_kernel_fails_stands_apart_from_memory(tmp_path):
+    boxes.sweep(tmp_path / "old", boxes.H200, {8192: 400.0, 32768: 500.0}, {262144: "gpu_oom"})
+    boxes.sweep(tmp_path / "new", boxes.B200, {8192: 800.0, 32768: 1000.0}, {262144: "kernel_limit"})
+    view = tables.view(read_box(tmp_path / "old"), read_box(tmp_path / "new"), decision.Options())
+    found = {row[0]: row[1:] for row in tables.make(view)["capacity"].rows}
+    assert found["longest that ran"] == ["32768", "32768"]
+    assert found["out of memory at"] == ["262144", "-"]
+    assert found["a kernel fails at"] == ["-", "262144"]
+    assert view.result["memory"]["new"]["kernel_limit"] == [262144]

@@ -10,32 +10,51 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from harness.records import FailureKind, RankError
+from harness.records import GPU_OOM, FailureKind, RankError
 
 # Kinds that mean "does not fit", on a GPU and on a machine without one.
 OUT_OF_MEMORY = {"cuda": {"gpu_oom"}, "cpu": {"host_oom"}}
 
+# No word of a hint before it: a mere mention of an error is none.
+_UNHINTED = r"^(?:(?!(?i:\b(?:if|when|hints?|tips?|avoids?|try|helps?|against|prevents?|reduces?)\b)).)*?"
+# Page-locked memory of the host: the drivers' errors are the same as for the GPU's.
+_PINNED = r"(?:pin_memory|pinned (?:host )?memory|(?:cuda|hip)Host(?:M?[Aa]lloc|Register)|cudaMallocHost|bytes on host)"
+_NO_ROOM = r"(?:out of memory|invalid argument|[Cc]ould not allocate|[Ff]ailed to alloc|ErrorMemoryAllocation)"
+
 # `crashed` stands for an error a rank wrote that no rule names; what comes after it is weaker evidence.
 RULES: list[tuple[FailureKind, str]] = [
-    ("gpu_oom", r"OutOfMemoryError:|(CUDA|HIP) out of memory\. Tried|RuntimeError: (CUDA|HIP) out of memory"),
-    ("gpu_oom", r"(CUDA|HIP) error: out of memory|Cuda failure 2 'out of memory'|Failed to CUDA (m|c)alloc"),
+    ("host_oom", rf"{_UNHINTED}(?:{_PINNED}.*{_NO_ROOM}|{_NO_ROOM}.*{_PINNED})"),
+    ("gpu_oom", rf"{_UNHINTED}{GPU_OOM}"),
     ("host_oom", r"DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory"),
-    ("host_oom", r"^(\[rank\d+\]:\s*)?(MemoryError|OSError: \[Errno 12\])|std::bad_alloc|Cannot allocate memory"),
+    ("host_oom", r"^(MemoryError|OSError: \[Errno 12\])|_ArrayMemoryError: |std::bad_alloc|Cannot allocate memory"),
+    ("kernel_limit", r"an illegal memory access|(cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"),
+    (
+        "kernel_limit",
+        r"Memory access fault by GPU|32.?[Bb]it ?[Ii]ndex ?[Mm]ath|integer out of range|less than 2147483647",
+    ),
+    ("kernel_limit", r"Triton Error \[\w+\]: +(Code: 1, Mess?s?age: )?invalid argument|invalid configuration argument"),
+    ("host_oom", r"Caught \w+ in pin memory thread"),
     ("shm_too_small", r"(posix_fallocate|/dev/shm|shm_open|shared memory).*No space left on device"),
     ("shm_too_small", r"NCCL WARN .*No space left on device"),
     ("disk_full", r"No space left on device|only half a record could be written"),
     ("abi_mismatch", r"undefined symbol: \S+|was built for another torch"),
     ("toolkit_missing", r"MissingCUDAException|CUDA_HOME does not exist|CUDA_HOME environment variable is not set"),
-    ("toolkit_missing", r"CUDAMismatchException|Installed CUDA version \S+ does not match|No such file.*\bnvcc\b"),
+    ("toolkit_missing", r"CUDAMismatchException|Installed CUDA version .*unable to compile|No such file.*\bnvcc\b"),
     ("op_build_failed", r"Error building extension|Unable to JIT load|ninja: build stopped|Ninja is required"),
     ("port_in_use", r"(Error|error).*(EADDRINUSE|[Aa]ddress already in use)"),
     ("wrong_setting", r"^wrong setting: |error: unrecognized arguments"),
     ("killed_sig9", r"exits with return code = -9|exitcode\s*:\s*-9\b|\bKilled\b(?!\w)(?=\s|$)"),
+    ("killed_sig9", r"is killed by signal: Killed|oom_kill event|killed by the cgroup out-of-memory handler"),
     ("bus_error", r"Bus error|exits with return code = -7|exitcode\s*:\s*-7\b"),
     ("crashed", r"(?!)"),
-    ("timeout", r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ms"),
+    (
+        "timeout",
+        r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ms|milliseconds before timing out",
+    ),
+    ("timeout", r"watchdog hang|collective timeout|[Hh]eartbeat monitor timed out|[Tt]imed out after \d+ ?s(ec|\b)"),
     ("port_in_use", r"failed to bind to .*(errno: 98|[Aa]ddress already in use)"),
     ("nccl_error", r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL WARN|NCCL error"),
+    ("crashed", r"OutOfMemoryError: "),  # of an impossible size: a consequence, if anything else is named
 ]
 _COMPILED = [(kind, re.compile(pattern)) for kind, pattern in RULES]
 
@@ -51,6 +70,7 @@ _ERROR_LINE = re.compile(
 
 ADVICE: dict[str, str] = {
     "gpu_oom": "does not fit on this GPU with this recipe",
+    "kernel_limit": "a kernel's 32-bit offsets end at 2^31 elements: not memory; another ATTN or USE_LIGER may go on",
     "host_oom": "the machine's memory (or its limit) is too small for this length and recipe",
     "killed_sig9": "most likely RAM or the container limit ran out (dmesg says); OFFLOAD_OPTIMIZER needs it",
     "timeout": "raise TIMEOUT (steps) or START_TIMEOUT if they really take that long",
@@ -88,7 +108,9 @@ def _place(kind: str) -> int:
     return next((i for i, (named, _) in enumerate(RULES) if named == kind), 0)
 
 
-def _rule(line: str) -> int | None:
+def _rule(line: str, frame: str = "") -> int | None:
+    """Of an error line, raised in `frame`: the lines of its traceback's last frame."""
+    line += " (in pin_memory)" if "pin_memory" in frame else ""
     if is_echo(line):
         return None
     return next((i for i, (_, pattern) in enumerate(_COMPILED) if pattern.search(line)), None)
@@ -100,11 +122,16 @@ def is_echo(error: str) -> bool:
 
 
 def classify(
-    output: Iterable[str], return_code: int | None, rank_errors: Iterable[RankError] = (), world_size: int | None = None
+    output: Iterable[str],
+    return_code: int | None,
+    rank_errors: Iterable[RankError] = (),
+    world_size: int | None = None,
+    elements: int | None = None,
 ) -> Cause:
     """The cause of a launch that did not finish its lengths.
 
-    output: the launcher's lines; return_code: the launcher's, None when the sweep itself ended it.
+    output: the launcher's lines; return_code: the launcher's, None when the sweep itself ended it; elements: of the
+    largest tensor a step can have, 0 before the first one: no kernel's limit is reached under 2^31. None: not known.
     Never fails: what nothing names is `crashed`, or `launcher_died` when the launcher says all is well.
     """
     rank_errors = list(rank_errors)
@@ -113,6 +140,8 @@ def classify(
         unsaid = Cause("launcher_died", None, "the launcher ended with 0 and left lengths without a result")
     said = _said(output, return_code, rank_errors)
     _, cause = min(said, key=lambda found: found[0], default=(0, unsaid))  # of equal ones the first
+    if cause.kind == "kernel_limit" and elements is not None and elements < 2**31:
+        return replace(cause, kind="crashed")
     silent = set(range(world_size or 0)) - {e.rank for e in rank_errors}
     if cause.rank is None and len(silent) == 1 and cause.kind in ("killed_sig9", "bus_error", "crashed"):
         # All others lost a peer: it is the one that could not say anything.
@@ -123,20 +152,24 @@ def classify(
 def _said(output: Iterable[str], return_code: int | None, rank_errors: list[RankError]) -> Iterator[tuple[int, Cause]]:
     """(place of its rule, cause) of all that says why, in order; the lower the place, the stronger the evidence."""
     for e in rank_errors:
-        rule = _rule(e.error)
+        rule = _rule(e.error, (e.traceback or "").rpartition('File "')[2])
         if e.kind:  # the program knows better than any pattern
             yield _place(e.kind), Cause(e.kind, e.rank, e.error)
         elif rule is not None:
             yield rule, Cause(RULES[rule][0], e.rank, e.error)
         elif not is_echo(e.error):
             yield _place("crashed"), Cause("crashed", e.rank, e.error)
+    frames: dict[int | None, str] = {}  # by rank: the last one of the traceback that is being printed
     for raw in output:
         rank = int(m[1]) if (m := _RANK.match(raw)) else None
         line = _RANK.sub("", raw).strip()
-        rule = _rule(line)
+        if line.startswith('File "') or rank in frames:
+            frames[rank] = line if line.startswith('File "') else frames[rank] + line
+        ends = _ERROR_LINE.search(line)
+        rule = _rule(line, frames.pop(rank, "") if ends else "")
         if rule is not None:
             yield rule, Cause(RULES[rule][0], rank, line[:500])
-        elif _ERROR_LINE.search(line) and not is_echo(line):
+        elif ends and not is_echo(line):
             yield len(RULES), Cause("crashed", rank, line[:500])
     if return_code in (-9, 137):
         text = f"the launcher was killed (return code {return_code})"

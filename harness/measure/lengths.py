@@ -116,7 +116,7 @@ class Sweep:
             self.current = left[0] if left else None
             if code is not None:
                 self.return_code = code
-                return failures.classify(launch.lines, code, errors, self.ranks)
+                return failures.classify(launch.lines, code, errors, self.ranks, self.largest_tensor(self.current or 0))
             limit = self.settings.timeout if self.run else self.settings.start_timeout
             if left and now - last > limit:
                 return failures.hang(launch.lines, limit, "step" if self.run else "start-up")
@@ -125,6 +125,14 @@ class Sweep:
                 what = "starting up" if self.run is None else f"{self.current}: step {self.steps_done}"
                 console.print(f"  ... {what}, {now - last:.0f} s since the last record (log: {launch.log})")
             time.sleep(0.2)
+
+    def largest_tensor(self, seq_len: int) -> int | None:
+        """Elements: tokens x the model's largest width (mostly its vocabulary); 0 before the run began."""
+        if not (self.run and self.run.model and self.run.recipe):
+            return None if self.run else 0
+        config = self.run.model.config.get("text_config") or self.run.model.config
+        width = max(config.get(k) or 0 for k in ("vocab_size", "intermediate_size", "hidden_size"))
+        return seq_len * self.run.recipe.batch_size * width or None
 
     def take(self, record: records.Base, lengths: list[int]) -> None:
         """Follow a launch's records: keep outcomes, show progress."""
@@ -214,14 +222,19 @@ class Sweep:
         """Probe for the longest length that fits, where the measured peaks predict it, then halve what is left."""
         step = self.settings.granularity
         capacity = self.run.gpu.memory_gib if self.run else None
+        limits = {*failures.OUT_OF_MEMORY[self.device], "kernel_limit"}
         while True:
             good = sorted(n for n in self.outcomes if self.measured(n))
-            bad = [n for n in self.out_of_memory() if not good or n > good[-1]]
-            low, high = (good[-1] if good else 0), (min(bad) if bad else None)
-            if high is not None and high - low <= step:
-                console.print(f"longest length that fits: {low} tokens (granularity {step}; {high} does not)")
-                return
+            low = good[-1] if good else 0
+            bad = {n: o.kind for n, o in self.outcomes.items() if n > low and getattr(o, "kind", None) in limits}
+            high = min(bad, default=None)
             guess = predicted_limit([self.outcomes[n] for n in good], capacity)
+            if high is not None and high - low <= step:
+                verb, end = "fits", f"{high} does not"
+                if bad[high] == "kernel_limit":
+                    verb, end = "runs", f"a kernel fails at {high}; memory, by its fit, ends at {guess or '?'}"
+                console.print(f"longest length that {verb}: {low} tokens (granularity {step}; {end})")
+                return
             if high is None:
                 probe = max(low + step, min(guess or 2 * low, 4 * low or step))
             else:
@@ -233,7 +246,7 @@ class Sweep:
                 capacity = self.run.gpu.memory_gib
                 continue
             self.fail(probe, cause)
-            if cause.kind not in failures.OUT_OF_MEMORY[self.device]:
+            if cause.kind not in limits:
                 return
 
     # ---- what a person sees -------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ def _memory(old: Box, new: Box, old_sweep: Sweep | None, new_sweep: Sweep | None
         row |= {
             "largest_measured": max(ran, default=None),
             "out_of_memory": comparing.lengths(sweep, "oom") if sweep else [],
+            "kernel_limit": [n for n, p in sweep.points.items() if p.failure_kind == "kernel_limit"] if sweep else [],
         }
         for name, share in (("largest_usable", fits.USABLE_SHARE), ("largest_all", 1)):
             row[name] = line.largest(capacity * share) if line and capacity else None

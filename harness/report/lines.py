@@ -26,7 +26,7 @@ TRIES = 10_000  # places of one line to look for an object at: nested braces cou
 SECTION = re.compile(r"=====\s*seq_len=(\d+)\s*=====")
 HEADER = re.compile(r"# (?:(env:)|(?=gpu=))(.*)")
 FLUSHED = re.compile(r"allocator cache flush")
-OOM = re.compile(r"\b(torch\.(cuda\.)?OutOfMemoryError|(CUDA|HIP) out of memory\b|(CUDA|HIP) error: out of memory)")
+OOM = re.compile(records.GPU_OOM)
 ERROR = re.compile(r"\b\w*Error\b: .*|exits with return code = -?[1-9].*|\bKilled\b.*|\bBus error\b.*|\bERROR\b.*")
 
 _DECODER = json.JSONDecoder()

@@ -239,6 +239,7 @@ def capacity(result: dict) -> Table:
         "memory, GiB": [figure(side["capacity_gib"]) + " (GB as sold)" * side["as_sold"] for side in sides],
         "longest that ran": [known(side["largest_measured"], "{}") for side in sides],
         "out of memory at": [", ".join(map(str, side["out_of_memory"])) or "-" for side in sides],
+        "a kernel fails at": [", ".join(map(str, side["kernel_limit"])) or "-" for side in sides],
         "peak GiB, fitted": [f and f"{f['floor_gib']:.1f} + {f['gib_per_token']:.5f} per token" or "-" for f in fits],
         "largest error of the fit, GiB": [f"{f['worst_error_gib']:.1f}" if f else "-" for f in fits],
         f"longest by the fit, {part} of the memory": [about(side["largest_usable"]) for side in sides],
