@@ -12,11 +12,13 @@ the name ("NVIDIA GH200 480GB" has 96 GB or 141 GB), and the capability has to f
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import re
 import tomllib
 from dataclasses import field
+from os.path import commonprefix
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
@@ -82,12 +84,19 @@ def identify(name: str, capability: tuple[int, int] | None = None, memory_gib: f
 
 
 def by_key(text: str) -> Gpu:
-    """The GPU a person means by "B200", "h200-sxm", "RTX PRO 6000" or a driver's name; raises KeyError naming all."""
-    words, known = _words(text), load().values()
-    typed = (gpu for gpu in known if words in map(_words, (gpu.key, gpu.label, *gpu.aliases)))
+    """The GPU a person means by "B200", "8xH100 SXM5", "RTX4090" or a driver's name.
+
+    Raises KeyError naming all, those like it first: where two cards are sold under a word, none is guessed.
+    """
+    known = list(load().values())
+    typed = (gpu for gpu in known if _plain(text) in map(_plain, (gpu.key, gpu.label, *gpu.aliases)))
     if gpu := next(typed, None) or identify(text):
         return gpu
-    raise KeyError(f"no GPU {text!r}; known are: {', '.join(gpu.label for gpu in known)}")
+    labels, plain = {_plain(gpu.label): gpu.label for gpu in known}, _plain(text)
+    close = difflib.get_close_matches(plain, labels, n=len(labels), cutoff=0.5)
+    close.sort(key=lambda like: -len(commonprefix([like, plain])))
+    meant = f"did you mean {', '.join(map(labels.get, close[:5]))}? " if close else ""
+    raise KeyError(f"no GPU {text!r}; {meant}known are: {', '.join(labels.values())}")
 
 
 def peak(
@@ -132,3 +141,9 @@ def _find(name: str, capability: tuple[int, int] | None, memory_gib: float | Non
 
 def _words(name: str) -> tuple[str, ...]:
     return tuple(re.split(r"[\s_-]+", name.strip().lower()))
+
+
+def _plain(typed: str) -> str:
+    """A name without a count of GPUs, the vendor's words and a socket's revision, in one word."""
+    text = re.sub(r"^\d+ *[x×] *", "", " ".join(_words(typed)))
+    return re.sub(r"\b(nvidia|amd|instinct|geforce|tesla)\b|(?<=sxm)\d\b| ", "", text)

@@ -183,12 +183,54 @@ def test_what_people_type():
         "GB300": "gb300",
         "NVIDIA H100 80GB HBM3": "h100-sxm",
         "mi300x": "mi300x",
+        "4090": "rtx-4090",
+        "RTX4090": "rtx-4090",
+        "rtx 4090": "rtx-4090",
+        "GeForce RTX 4090": "rtx-4090",
+        "2x4090": "rtx-4090",
+        "h100 sxm5": "h100-sxm",
+        "8xH100": "h100-sxm",
+        "8 x NVIDIA H100 SXM": "h100-sxm",
+        "NVIDIA H100 SXM": "h100-sxm",
+        "H100-SXM5-80GB": "h100-sxm",
+        "H100 80GB": None,  # SXM or PCIe
+        "A100-80GB": "a100-sxm-80gb",
+        "A100 40GB": "a100-sxm-40gb",
+        "NVIDIA A100 PCIe": "a100-pcie-80gb",
+        "B300 SXM6": "b300-sxm",
+        "AMD MI350X": "mi350x",
+        "Instinct MI355X": "mi355x",
+        "H800": "h800-sxm",
+        "A800": "a800-sxm-80gb",
+        "RTX 6000 Ada": "rtx-6000-ada",
+        "A6000": "rtx-a6000",
+        "DGX Spark": "gb10",
+        "MI350": None,  # the series: two cards
+        "V100": None,  # two sizes of memory
+        "RTX 6000": None,  # three cards of that name
+        "RTX 4090 D": None,
+        "A10G": None,
+        "H100 MIG": None,
+        "8x": None,
+        "": None,
     }.items():
-        assert gpus.by_key(text).key == key
+        if key:
+            assert gpus.by_key(text).key == key, text
+        else:
+            with pytest.raises(KeyError, match="no GPU"):
+                gpus.by_key(text)
+    with pytest.raises(KeyError, match="did you mean H100 (SXM|NVL|PCIe), H100 "):
+        gpus.by_key("H100 80GB")
+    with pytest.raises(KeyError, match="did you mean RTX 4090, "):
+        gpus.by_key("RTX4080")
+    with pytest.raises(KeyError, match="did you mean MI350X, MI355X"):
+        gpus.by_key("MI350")
+    with pytest.raises(KeyError, match="did you mean V100 SXM2 (16|32)GB, V100 SXM2"):
+        gpus.by_key("V100")
     with pytest.raises(KeyError, match="H200 NVL.*GB200"):
         gpus.by_key("B2000")
-    typed = [t.lower().replace("-", " ") for g in gpus.load().values() for t in {g.key.replace("-", " "), *g.aliases}]
-    assert len(typed) == len(set(typed))  # nothing typed means two
+    typed = [(gpus._plain(t), g.key) for g in gpus.load().values() for t in (g.key, g.label, *g.aliases)]
+    assert len({plain for plain, _ in typed}) == len(set(typed))  # nothing typed means two
 
 
 def test_published_ratios():
