@@ -20,6 +20,7 @@ _EXPERT_KEYS = {*_EXPERTS, *_SHARED, *_CHOSEN, "moe_intermediate_size", "shared_
 # Say which layers have experts, or how a shared one is mixed in.
 _EXPERT_KEYS |= {"moe_layers", "interleave_moe_layer_step", "moe_layer_freq", "shared_moe_mode"}
 _PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+_LISTS = ("layer_types", "no_rope_layers", "attn_type_list", "mlp_layer_types", "moe_layers", "mlp_only_layers")
 # What a set key says of a model that is not counted, and why.
 _FOREIGN = {
     "^linear_|^full_attention_interval$": "linear attention, whose work is up to its kernel and not counted by torch",
@@ -50,47 +51,35 @@ class Shape(NamedTuple):
 def read(config: dict) -> Shape:
     """Raises Uncountable, naming the key that is missing, wrong or of a kind that is not counted."""
     c = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    _refuse_foreign(config, c)
+    both = {**config, **c}
+    for key in _LISTS:
+        if not isinstance(both.get(key), list | None):
+            raise Uncountable(f"{key}={both[key]!r}: a list is needed")
+    if not isinstance(c.get("model_type"), str | None):
+        raise Uncountable(f"model_type={c['model_type']!r}: a name is needed")
+    for key in ("max_window_layers", "first_k_dense_replace"):
+        if c.get(key) is not None and c[key] != 0:
+            positive(c[key], key)
+    _refuse_foreign(both, TYPES.get(c.get("model_type"), {}).get("knows", ()))
     kind = _kind(c)
     tied = [x["tie_word_embeddings"] for x in (config, c) if isinstance(x.get("tie_word_embeddings"), bool)]
-    left_out = [
-        f"{key}: not counted, a step on text alone does not run that part"
-        for key, value in config.items()
-        if key.endswith("_config") and isinstance(value, dict) and key not in ("text_config", "quantization_config")
-    ]
-    left_out += [
-        f"multi-token prediction ({key}={c[key]}): not counted, a step here does not run it"
-        for key in _PREDICTORS
-        if c.get(key)
-    ]
+    left_out = _left_out(config, c)
     c = ({"tie_word_embeddings": False} if c.get("model_type") else {}) | kind.get("default", {}) | c
 
     hidden, layers = size(c, "hidden_size", "n_embd"), size(c, "num_hidden_layers", "n_layer")
     heads = size(c, "num_attention_heads", "n_head")
-    attention, width = (_latent if c.get("kv_lora_rank") else _grouped)(c, hidden, heads)
-    active = held = layers * attention
-    sparse, mlp = _sparse_layers(c, layers), hidden * {"gated": 3, "plain": 2}[kind["mlp"]]
-    if dense := layers - sparse:
-        names = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_hidden_size")
-        left_to_class = "wide" in kind and all(c.get(name) is None for name in names)
-        inner = kind["wide"] * hidden if left_to_class else size(c, *names)
-        active, held = active + dense * mlp * inner, held + dense * mlp * inner
-    if sparse:
-        experts, chosen = size(c, *_EXPERTS), size(c, *_CHOSEN)
-        if any(c[key] != chosen for key in _CHOSEN if c.get(key) is not None):
-            raise Uncountable(f"{' and '.join(_CHOSEN)} differ")
-        inner = size(c, "moe_intermediate_size", "intermediate_size")
-        always = hidden * experts  # the router
-        if c.get("shared_expert_intermediate_size"):
-            always += mlp * size(c, "shared_expert_intermediate_size") + hidden  # with its one-column gate
-        elif any(c.get(key) for key in _SHARED):
-            always += mlp * size(c, *_SHARED) * inner
-        if chosen > experts:
-            raise Uncountable(f"num_experts_per_tok={chosen} of only {experts} experts")
-        active += sparse * (always + chosen * mlp * inner)
-        held += sparse * (always + experts * mlp * inner)
-    table, reach = size(c, "vocab_size") * hidden, _reach(c, kind["window"], layers)
-    return Shape(width, table, reach, active, held, (tied or [c.get("tie_word_embeddings")])[0], left_out)
+    latent = "kv_lora_rank" in kind.get("knows", ())
+    attention, width = (_latent if latent else _grouped)(c, hidden, heads)
+    active, held = _mlps(c, kind, hidden, layers)
+    return Shape(
+        width=width,
+        table=size(c, "vocab_size") * hidden,
+        reach=_reach(c, kind["window"], layers),
+        active=layers * attention + active,
+        held=layers * attention + held,
+        tied=tied[0] if tied else c.get("tie_word_embeddings"),
+        left_out=left_out,
+    )
 
 
 def positive(value: object, name: str) -> int:
@@ -107,14 +96,12 @@ def size(config: dict, *keys: str) -> int:
     raise Uncountable(f"config has no {' or '.join(keys)}")
 
 
-def _refuse_foreign(config: dict, c: dict) -> None:
-    knows = TYPES.get(c.get("model_type"), {}).get("knows", ())
-    both = {**config, **c}
+def _refuse_foreign(both: dict, knows: tuple[str, ...]) -> None:
     for keys, why in _FOREIGN.items():
         for key in both:
             if both[key] and key not in knows and re.search(keys, key):
                 raise Uncountable(f"{key}={both[key]!r}: {why}")
-    if both.get("is_causal") is False or set(both.get("attn_type_list") or [1]) != {1}:
+    if both.get("is_causal") is False or any(kind != 1 for kind in both.get("attn_type_list") or ()):
         raise Uncountable("is_causal=False or an attn_type_list of more than 1: no causal attention in every layer")
 
 
@@ -128,6 +115,19 @@ def _kind(c: dict) -> dict:
         return TYPES[name]
     like = TYPES["gpt2" if "n_embd" in c else "qwen2" if "max_window_layers" in c else "mistral"]
     return {key: value for key, value in like.items() if key != "default"}
+
+
+def _left_out(config: dict, c: dict) -> list[str]:
+    parts = [key for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]
+    return [
+        f"{part}: not counted, a step on text alone does not run that part"
+        for part in parts
+        if part not in ("text_config", "quantization_config")
+    ] + [
+        f"multi-token prediction ({key}={c[key]}): not counted, a step here does not run it"
+        for key in _PREDICTORS
+        if c.get(key)
+    ]
 
 
 def _grouped(c: dict, hidden: int, heads: int) -> tuple[int, int]:
@@ -153,6 +153,31 @@ def _latent(c: dict, hidden: int, heads: int) -> tuple[int, int]:
     q = hidden * queries if c.get("q_lora_rank") is None else size(c, "q_lora_rank") * (hidden + queries)
     kv = hidden * (rank + rope) + rank * heads * (nope + value)
     return q + kv + heads * value * hidden, queries + heads * value
+
+
+def _mlps(c: dict, kind: dict, hidden: int, layers: int) -> tuple[int, int]:
+    """Weights of all layers' MLPs that a token goes through, and that are held."""
+    sparse, mlp = _sparse_layers(c, layers), hidden * {"gated": 3, "plain": 2}[kind["mlp"]]
+    active = held = 0
+    if dense := layers - sparse:
+        names = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_hidden_size")
+        left_to_class = "wide" in kind and all(c.get(name) is None for name in names)
+        active = held = dense * mlp * (kind["wide"] * hidden if left_to_class else size(c, *names))
+    if sparse:
+        experts, chosen = size(c, *_EXPERTS), size(c, *_CHOSEN)
+        if any(c[key] != chosen for key in _CHOSEN if c.get(key) is not None):
+            raise Uncountable(f"{' and '.join(_CHOSEN)} differ")
+        if chosen > experts:
+            raise Uncountable(f"num_experts_per_tok={chosen} of only {experts} experts")
+        inner = size(c, "moe_intermediate_size", "intermediate_size")
+        always = hidden * experts  # the router
+        if c.get("shared_expert_intermediate_size"):
+            always += mlp * size(c, "shared_expert_intermediate_size") + hidden  # with its one-column gate
+        elif any(c.get(key) for key in _SHARED):
+            always += mlp * size(c, *_SHARED) * inner
+        active += sparse * (always + chosen * mlp * inner)
+        held += sparse * (always + experts * mlp * inner)
+    return active, held
 
 
 def _reach(c: dict, rule: str, layers: int) -> list[tuple[str, int]]:
@@ -202,7 +227,7 @@ def _sparse_layers(c: dict, layers: int) -> int:
         return sum(i in c["moe_layers"] for i in range(layers))
     if c.get("mlp_layer_types") is not None:
         kinds = c["mlp_layer_types"][:layers]
-        if len(kinds) != layers or {*kinds} - {"dense", "sparse"}:
+        if len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
             raise Uncountable(
                 f"mlp_layer_types names {', '.join(sorted({*kinds}))} for {len(kinds)} of {layers} layers"
             )

@@ -102,6 +102,7 @@ class Model(Base):
     parameters: int
     config: dict = Field(description="the Hugging Face config as a dict: all that harness.flops needs")
     uncounted: str | None = Field(None, description="why FLOPs are null, when they are")
+    left_out: list[str] = Field([], description="parts of the model that its FLOPs leave out, and why")
 
 
 class Recipe(Base):

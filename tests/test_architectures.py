@@ -46,6 +46,8 @@ SPECIAL = {
     "llama4_text": {**EXPERTS, "head_dim": 24, "attention_chunk_size": 7, "intermediate_size_mlp": 80},
     "qwen2_vl_text": UPPER,
     "qwen2_5_vl_text": UPPER,
+    "qwen3_vl_text": {"head_dim": 24},
+    "qwen3_vl_moe_text": {**MOE, "num_experts": 4, "head_dim": 24, "decoder_sparse_step": 2},
     "falcon": {"num_hidden_layers": 2},
 }
 SPECIAL["llama4_text"] |= {"interleave_moe_layer_step": 2, "num_experts_per_tok": 1}
@@ -53,6 +55,8 @@ NO_WINDOW = "bitnet cohere ernie4_5 gemma glm glm4 granite llama olmo olmo2 seed
 NO_WINDOW += " gpt2 gpt_neox nemotron phi"
 SAME_CLASS = {"kimi_k2": "deepseek_v3", "qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 VISION = {"hidden_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32}
+MROPE = {16: [2, 3, 3], 24: [4, 4, 4]}  # halves of head_dim, in three
+VISION |= {"deepstack_visual_indexes": [0]}
 
 
 def build(config, attention="watched"):
@@ -61,9 +65,9 @@ def build(config, attention="watched"):
 
     text = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **config}
     name, auto = SAME_CLASS.get(text.pop("model_type"), config["model_type"]), AutoModelForCausalLM
-    if name.endswith("_vl_text"):  # there is no text model alone
+    if "_vl_" in name and name.endswith("_text"):  # there is no text model alone
         auto, vision = AutoModelForImageTextToText, {**VISION, "out_hidden_size": 64}
-        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": MROPE[text.get("head_dim", 16)]}
         text = {"text_config": {**text, "rope_parameters": rope}, "vision_config": vision}
         name = name.removesuffix("_text")
     full = AutoConfig.for_model(name, **text)
@@ -172,8 +176,8 @@ def test_equal_to_torch_counter(model_type, masks):
     model, config = small_model(model_type)
     for doc_len in (24, 10):
         # The masks of these never see plain position ids: their eager attention would cross documents.
-        across = ("gpt_oss", "falcon", "qwen2_vl_text", "qwen2_5_vl_text")
-        if doc_len < 24 and (model_type in across or model_type not in {*SPECIAL, "llama"}):
+        across = model_type in ("gpt_oss", "falcon") or "_vl_" in model_type
+        if doc_len < 24 and (across or model_type not in {*SPECIAL, "llama"}):
             continue
         assert ratios(model, config, config, masks, doc_len) == (exactly_one(), exactly_one())
         special = SPECIAL.get(model_type, {})
@@ -200,11 +204,8 @@ def test_a_key_left_out_is_what_transformers_fills_in(model_type):
     given = {"model_type": model_type, **SMALL, "num_hidden_layers": 8, **SPECIAL.get(model_type, {})}
     if model_type == "gpt2":
         given = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 160}
-    known = {"head_dim", "num_key_value_heads", "sliding_window", "max_window_layers", "use_sliding_window"}
-    known |= {"attention_chunk_size", "interleave_moe_layer_step", "n_shared_experts", "first_k_dense_replace"}
-    known |= {"decoder_sparse_step", "q_lora_rank", "shared_expert_intermediate_size", "intermediate_size"}
     counted = 0
-    for key in [None, *sorted(known & {*given})]:
+    for key in [None, *sorted({*given} - {"model_type"})]:
         raw = {k: v for k, v in given.items() if k != key} | {"pad_token_id": 0}
         full = transformers.AutoConfig.for_model(**raw).to_dict()
         try:

@@ -1,8 +1,11 @@
 """harness.flops against torch's own counter on real models, published totals, and cases worked out by hand."""
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from harness import flops
+from harness.architectures import TYPES
 
 LLAMA_8B = flops.shape("llama-3.1-8b")
 # The smallest config with every key that matters: h=64, 4 heads of 16 over 2 kv heads, MLP 96, vocabulary 160.
@@ -14,6 +17,13 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 160,
 }
+ARCHITECTURE_KEYS = [
+    "layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern",
+    "no_rope_layers", "attention_chunk_size", "attn_type_list", "multi_query", "new_decoder_architecture",
+    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_experts",
+    "num_experts_per_tok", "experts_per_token", "moe_intermediate_size", "n_shared_experts", "moe_layers",
+    "mlp_layer_types", "mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace", "moe_layer_freq",
+]  # fmt: skip
 SMALL_DENSE = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 160 * 64  # weights in matmuls, by hand
 
 
@@ -180,6 +190,28 @@ def test_batch_text_part_and_plain_mlp():
 def test_refused_with_the_reason(change, reason):
     with pytest.raises(flops.Uncountable, match=reason):
         flops.count({**SMALL, **change}, 64)
+
+
+KEYS = sorted(
+    {*SMALL, "head_dim", "model_type", "hidden_act", "text_config", "tie_word_embeddings", *ARCHITECTURE_KEYS}
+)
+JUNK = st.none() | st.booleans() | st.integers(-2, 9) | st.floats(allow_nan=False) | st.sampled_from(sorted(TYPES))
+JUNK |= st.lists(st.sampled_from(["full_attention", "sliding_attention", "sparse", 0, 1, None]), max_size=4)
+JUNK |= st.dictionaries(st.sampled_from(sorted(SMALL)), st.integers(1, 4))
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=6))
+@example({"layer_types": 5})
+@example({"model_type": ["llama"]})
+@example({"max_window_layers": "3", "sliding_window": 4})
+@example({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 3})
+@settings(deadline=None)
+def test_a_config_of_anything_is_counted_or_refused(change):
+    try:
+        counted = flops.count({**SMALL, **change}, 16)
+    except flops.Uncountable:
+        return
+    assert counted.total_tflop > 0
 
 
 @pytest.mark.parametrize("key", [k for k in SMALL if k != "num_key_value_heads"])

@@ -115,6 +115,36 @@ def test_notes_of_a_built_model(folder):
     assert "some_new_attention" in model.record(built, settings(model="tiny")).uncounted
 
 
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+          "num_hidden_layers": 1, "patch_size": 14, "image_size": 28}  # fmt: skip
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+GEMMA = {key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+GEMMA |= {"model_type": "gemma3_text", "vocab_size": 64, "sliding_window": 8, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [
+        ({"model_type": "gemma3", "text_config": GEMMA, "vision_config": SIGLIP}, "vision_config"),
+        ({**TINY, "model_type": "qwen2_5_vl", "vision_config": QWEN_VISION, "pad_token_id": 0,
+          "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "vision_config"),
+        ({**TINY, "model_type": "deepseek_v3", "num_key_value_heads": 2, "kv_lora_rank": 8, "q_lora_rank": None,
+          "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
+          "num_experts_per_tok": 2, "topk_group": 1, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1,
+          "moe_intermediate_size": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "multi-token"),
+    ],
+)  # fmt: skip
+def test_a_page_s_config_builds_trains_and_says_what_is_not_counted(config, left_out, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "architectures"}))
+    asked = settings(model=str(tmp_path), weights="random")
+    built = model.build(asked, "sdpa", "cpu", None)
+    ids = torch.arange(32)[None]
+    built.model(input_ids=ids, labels=ids, position_ids=ids, use_cache=False).loss.backward()
+    described = model.record(built, asked)
+    assert described.uncounted is None and [part.split(" ")[0].rstrip(":") for part in described.left_out] == [left_out]
+    assert flops.count(built.config, 64) == flops.count(config, 64)
+
+
 def test_another_attention_than_asked_for_is_refused(folder, monkeypatch):
     monkeypatch.setitem(attention.BACKENDS, "sdpa", "eager")
     original = transformers.AutoModelForCausalLM.from_config

@@ -113,6 +113,7 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
 
     zero3_config: DeepSpeed's config under ZeRO-3, else None. Raises ModelUnavailable, attention.AttentionUnavailable.
     """
+    import transformers
     from transformers import AutoModelForCausalLM, set_seed
     from transformers.integrations import HfDeepSpeedConfig
 
@@ -121,16 +122,19 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
     config, source = hf_config(settings)
     liger, notes = apply_liger(config.model_type, device) if settings.use_liger else (False, [])
     set_seed(settings.seed)
+    auto, wrappers = AutoModelForCausalLM, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in wrappers:
+        auto = transformers.AutoModelForImageTextToText  # Qwen2.5-VL and others have no class for text alone
     options = {"attn_implementation": attention.BACKENDS[backend], "dtype": torch.bfloat16}
     try:
         if source:
-            model = AutoModelForCausalLM.from_pretrained(source, config=config, **options)
+            model = auto.from_pretrained(source, config=config, **options)
         elif zero3_config:
-            model = AutoModelForCausalLM.from_config(config, **options)
+            model = auto.from_config(config, **options)
         else:
             # Straight onto the device: random init of billions of weights takes minutes on a CPU.
             with torch.device(device):
-                model = AutoModelForCausalLM.from_config(config, **options)
+                model = auto.from_config(config, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ModelUnavailable(f"MODEL={settings.model}: {str(error).strip().splitlines()[0]}") from error
     del keep_alive
@@ -158,9 +162,10 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
 
 def record(built: Built, settings: Settings) -> records.Model:
     """The model's part of the run record, with the reason where its FLOPs cannot be counted."""
-    uncounted = None
+    uncounted, left_out = None, []
     try:
         flops.count(built.config, 1024)
+        left_out = flops.left_out(built.config)
     except flops.Uncountable as reason:
         uncounted = str(reason)
     text = built.config.get("text_config") or built.config
@@ -174,4 +179,5 @@ def record(built: Built, settings: Settings) -> records.Model:
         parameters=built.parameters,
         config=built.config,
         uncounted=uncounted,
+        left_out=left_out,
     )
