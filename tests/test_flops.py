@@ -138,6 +138,28 @@ def test_windows():
     assert pairs({**upper, "use_sliding_window": False}, 100) == pairs(SMALL, 100)
 
 
+def test_chunks():
+    layers = ["chunked_attention"] * 3 + ["full_attention"]
+    chunks = {**SMALL, "model_type": "llama4_text", "head_dim": 16, "layer_types": layers, "attention_chunk_size": 30}
+    chunks |= {"num_local_experts": 4, "num_experts_per_tok": 1}
+    assert pairs(chunks, 100) == pytest.approx(3 * (3 * 30**2 + 10**2) / 2 + 100**2 / 2)
+    # documents end at 40 and 80, chunks at 30, 60 and 90
+    pieces = sum(n**2 for n in (30, 10, 20, 20, 10, 10)) / 2
+    assert pairs(chunks, 100, doc_len=40) == pytest.approx(3 * pieces + (40**2 + 40**2 + 20**2) / 2)
+    del chunks["layer_types"]  # every fourth layer has no rotary positions, and sees everything
+    assert pairs(chunks, 100) == pytest.approx(3 * (3 * 30**2 + 10**2) / 2 + 100**2 / 2)
+
+
+def test_latent_attention():
+    latent = {"kv_lora_rank": 10, "q_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 5}
+    config = {**SMALL, "model_type": "youtu", **latent}
+    q, kv, o = 64 * 12 + 12 * 4 * 8, 64 * (10 + 2) + 10 * 4 * (6 + 5), 4 * 5 * 64
+    assert dense(config) == 4 * (q + kv + o + 3 * 64 * 96) + 160 * 64
+    assert dense({**config, "q_lora_rank": None}) == dense(config) + 4 * (64 * 4 * 8 - 64 * 12 - 12 * 4 * 8)
+    # forward 2 * pairs * (8 + 5) a head, backward twice that
+    assert flops.count(config, 100).attention_tflop * 1e12 == pytest.approx(4 * 6 * (100**2 / 2) * (8 + 5) * 4)
+
+
 def test_batch_text_part_and_plain_mlp():
     assert flops.count(SMALL, 64, batch_size=3).total_tflop == pytest.approx(3 * flops.count(SMALL, 64).total_tflop)
     nested = {"model_type": "llava", "vision_config": {"hidden_size": 8}, "text_config": SMALL}
