@@ -50,7 +50,7 @@ def header(trainer) -> str:
         lines.append("# note: the profiler showed no attention kernel in the probe; the function called is as above")
     if run.model.uncounted:
         lines.append(f"# note: no TFLOPS: {run.model.uncounted}")
-    lines += [f"# note: FLOPs without {part}" for part in run.model.left_out]
+    lines += [f"# note: {part}" for part in run.model.left_out]
     return "\n".join(lines + [f"# note: {note}" for note in run.notes])
 
 

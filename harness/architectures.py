@@ -22,10 +22,12 @@ _EXPERT_KEYS |= {"moe_layers", "interleave_moe_layer_step", "moe_layer_freq", "s
 _PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 _LISTS = ("layer_types", "no_rope_layers", "attn_type_list", "mlp_layer_types", "moe_layers", "mlp_only_layers")
 # What a set key says of a model that is not counted, and why.
+_CHUNKED = (
+    "its work depends on how the kernel cuts the sequence, and torch's counter sees no Triton or CUDA kernel of it"
+)
 _FOREIGN = {
-    "^linear_|^full_attention_interval$": "linear attention, whose work is up to its kernel and not counted by torch",
-    "mamba|^ssm|rwkv|hybrid|^conv_|^layers_block|^block_|^attn_layer_": "recurrent layers, whose work is up to their "
-    "kernel and not counted by torch",
+    "^linear_|^full_attention_interval$": f"linear attention: {_CHUNKED}",
+    "mamba|^ssm|rwkv|hybrid|^conv_|^layers_block|^block_|^attn_layer_": f"recurrent layers: {_CHUNKED}",
     "^index_topk$": "sparse attention, whose keys are chosen as it runs",
     "_lora_rank$|^v_head_dim$|^qk_.*head_dim$": "low-rank attention of a type that was not checked",
     "^is_encoder_decoder$|^use_bidirectional_attention$|^add_cross_attention$|^cross_attention": "no causal decoder",
