@@ -5,6 +5,7 @@
     python should_upgrade.py OLD NEW --price-ratio 2 --needs fp4,memory=170GiB     # what OLD must not lack
     python should_upgrade.py OLD NEW --price-ratio 2 --doc-len 8192  # your data: documents of 8192 tokens, packed
     python should_upgrade.py OLD NEW --price-ratio 2 --json        # the same content for programs
+    python should_upgrade.py OLD NEW --price-ratio 2 --html upgrade.html    # one page to send to the person who pays
     python should_upgrade.py OLD --project-to B300 --price-ratio 1.4   # before renting: what to expect, as a range
     python should_upgrade.py "RTX PRO 6000" B200 --price-ratio 3.4 --fleet 7+1:3+1 --fleet-base 3+1=8.8
 
@@ -12,8 +13,8 @@ OLD and NEW are result folders of the two boxes, or single files of them; with -
 per GPU and hour in any currency. Without a price the answer is the price ratio up to which the upgrade pays. The page
 goes in the order of deciding: what OLD cannot do at all, whether the two are comparable, speed, memory, money, verdict.
 
-Exit codes: 0 done; 2 wrong use; 3 the boxes are not comparable (every difference is listed) or have no length in
-common; 4 nothing usable in OLD or NEW.
+Exit codes: 0 done; 1 the page could not be written; 2 wrong use, or a package is missing; 3 the boxes are not
+comparable (every difference is listed) or have no length in common; 4 nothing usable in OLD or NEW.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from harness import gpus
-from harness.report import command, cost, decision
+from harness.report import command, cost, decision, tables
 from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
@@ -40,14 +42,20 @@ PAGE_WIDTH = 118  # columns when the output is no terminal
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
     try:
-        result = answer(args)
+        ask = asked(args)
+        view = ask(args.options)
     except NothingUsable as error:
         print(error, file=sys.stderr)
         return 4
     except ValueError as error:
         parser.error(str(error))
+    result = view.result
+    if args.html and (code := write_page(args, ask, parser)):
+        return code
     if args.json:
         print(json.dumps(result, indent=2, allow_nan=False))
+    elif args.html:
+        print(args.html)
     else:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else PAGE_WIDTH)
         Page(result, console).show()
@@ -60,14 +68,31 @@ def main(argv: list[str] | None = None) -> int:
     return 3
 
 
-def answer(args: argparse.Namespace) -> dict:
-    """The decision dict of the command line. Raises NothingUsable, or ValueError for options that lack something."""
+def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]:
+    """The decision of the command line for any options, from boxes read once. Raises NothingUsable; what it returns
+    also raises ValueError, for options that lack something."""
     pair = command.PUBLISHED / "h200", command.PUBLISHED / "b200"
     old_path, new_path = args.old or pair[0], args.new or pair[1]
-    if args.project_to:
+    if target := args.project_to:
         published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
-        return decision.project(read_box(old_path), args.project_to, args.options, published)
-    return decision.decide(box(old_path, args.fleet), box(new_path, args.fleet), args.options)
+        old = read_box(old_path)
+        new = Box(old.folder, target.label, target)
+        return lambda options: tables.View(old, new, None, decision.project(old, target, options, published))
+    return partial(tables.view, box(old_path, args.fleet), box(new_path, args.fleet))
+
+
+def write_page(args: argparse.Namespace, ask: Callable, parser: command.Parser) -> int:
+    """0, or 1 when the file could not be written. Ends the script when a package is missing."""
+    try:
+        from harness.report import page
+
+        page.write(args.html, ask, args.options)
+    except ImportError as error:
+        parser.error(f"{error}, which --html needs: pip install -r requirements/report.txt")
+    except OSError as error:
+        print(f"{args.html}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def box(path: str | Path, by_name: object) -> Box:
@@ -103,6 +128,7 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     add("--fleet-base", _base, "CREW=DAYS", "days of the job on that many old GPUs: 3+1=8.8")
     add("--scaling", share, "S", "share of linear speedup kept by more workers than the base has (default: 1)", 1.0)
     parser.add_argument("--json", action="store_true", help="the whole result as JSON")
+    add("--html", Path, "FILE", "one page to send, with a slider for the price ratio, instead of the text")
     args = parser.parse_args(argv)
     args.price_ratio = parser.price_ratio(args)
     if args.project_to and (args.new or args.fleet):

@@ -1,0 +1,88 @@
+"""The charts of the HTML page as SVG: speedups beside the price ratio, and where the time of a step goes.
+
+    charts.speedups(view, top=4.0)      # SVG text, or None where there is nothing to draw
+    charts.steps(view)
+
+Vega-Lite draws them when the page is made, so a reader's mail program shows them without running a script. Text has the
+colour of the page around it (currentColor), so they read in dark too. Vega escapes what it writes.
+"""
+
+from __future__ import annotations
+
+from harness.report import tables
+from harness.report.tables import View
+
+VEGA_LITE = "5.21"  # the newest of the 5 series in the pinned vl-convert
+WIDTH = 300  # pixels of the plot; with labels it fits a phone unscaled
+OLD, NEW, PRICE = "#4c8fd6", "#e07b39", "#c2410c"
+# Okabe and Ito's, told apart by the colour-blind; yellow is left out, it is faint on white.
+BUCKETS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"]
+AXIS = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), "currentColor")
+CONFIG = {
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": AXIS | {"gridColor": "#8884", "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 150},
+    "legend": {"labelColor": "currentColor", "labelFontSize": 12, "orient": "top", "title": None, "columns": 2},
+    "text": {"color": "currentColor", "fontSize": 12},
+    "aria": False,
+}
+
+
+def speedups(v: View, top: float) -> str | None:
+    """A mark a speedup, with its range, on an axis from 0 to `top`; a line of class price_marks at the price ratio."""
+    rows = rows_of(v.result)
+    if not rows:
+        return None
+    price = v.result["question"]["price_ratio"]
+    x = {"type": "quantitative", "scale": {"domain": [0, top], "nice": False}, "title": "times the old speed"}
+    label = {"y": {"field": "label", "type": "nominal", "sort": None, "title": None}}
+    layers = [
+        {"mark": {"type": "rule", "strokeWidth": 4, "color": NEW, "opacity": 0.5},
+         "encoding": label | {"x": x | {"field": "low"}, "x2": {"field": "high"}}},
+        {"mark": {"type": "point", "filled": True, "size": 70, "color": NEW, "opacity": 1},
+         "transform": [{"filter": "datum.value != null"}], "encoding": label | {"x": x | {"field": "value"}}},
+        {"mark": {"type": "text", "align": "left", "dx": 8, "dy": -8},
+         "encoding": label | {"x": x | {"field": "end"}, "text": {"field": "text"}}},
+        {"name": "price", "data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [5, 3], "color": PRICE,
+         "strokeWidth": 2}, "encoding": {"x": {"datum": price or 0, "type": "quantitative"}}},
+    ]  # fmt: skip
+    return _svg({"data": {"values": rows}, "height": {"step": 30}, "layer": layers})
+
+
+def rows_of(result: dict) -> list[dict]:
+    """Every speedup of the result: label, value (or null: only a range is known), low, high, and its text."""
+    rows = []
+    for p in result.get("speed", {}).get("points", ()):
+        if s := p["speedup"]:
+            rows.append((str(p["seq_len"]), s["value"], s["low"], s["high"], "~" if s["significant"] is False else ""))
+    for s in result.get("projection", {}).get("steps", ()):
+        rows.append((s["label"], None, s["low"], s["high"], ""))
+    return [
+        {"label": label, "value": value, "low": low, "high": high, "end": high or value}
+        | {"text": equal or (f"{value:.2f}x" if value else f"{low:.2f}-{high:.2f}x")}
+        for label, value, low, high, equal in rows
+    ]
+
+
+def steps(v: View) -> str | None:
+    """Two bars a pair of decomposed steps, ms by bucket."""
+    rows, names = [], tables.names(v.result)
+    for step in v.result.get("speed", {}).get("buckets", ()):
+        for name, part in step["share_of_new_step"].items():
+            new_ms, ratio = part * step["new_ms"], step["ratios"].get(name)
+            for side, ms in (("old", ratio and new_ms * ratio), ("new", new_ms)):
+                label = f"{names[side]}, {step['seq_len']}, {tables.setup_name(step)}"
+                rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms}] if ms else []
+    if not rows:
+        return None
+    encoding = {"y": {"field": "step", "type": "nominal", "sort": None, "title": None}}
+    encoding |= {"x": {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}}
+    encoding |= {"color": {"field": "bucket", "type": "nominal", "sort": None, "scale": {"range": BUCKETS}}}
+    return _svg({"data": {"values": rows}, "height": {"step": 30}, "mark": "bar", "encoding": encoding})
+
+
+def _svg(spec: dict) -> str:
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(spec | {"width": WIDTH, "config": CONFIG}, vl_version=VEGA_LITE)
