@@ -1,5 +1,5 @@
 // Shows the texts that were made for the price ratio the slider is at. Nothing is computed here.
-const { steps } = JSON.parse(document.getElementById("steps").textContent);
+const { steps } = JSON.parse(document.getElementById("by-price").textContent);
 const slider = document.getElementById("ratio");
 
 function show() {
@@ -14,5 +14,5 @@ function show() {
 }
 
 slider.addEventListener("input", show);
-document.getElementById("price").hidden = false;
+document.getElementById("slider").hidden = false;
 show();
