@@ -20,6 +20,7 @@ BUCKETS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9
 AXIS = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), "currentColor")
 CONFIG = {
     "background": None,
+    "padding": {"left": 16, "right": 8, "top": 4, "bottom": 4},  # fonts here and there are not equally wide
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
     "axis": AXIS | {"gridColor": "#8884", "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 150},
@@ -42,8 +43,8 @@ def speedups(v: View, top: float) -> str | None:
          "encoding": label | {"x": x | {"field": "low"}, "x2": {"field": "high"}}},
         {"mark": {"type": "point", "filled": True, "size": 70, "color": NEW, "opacity": 1},
          "transform": [{"filter": "datum.value != null"}], "encoding": label | {"x": x | {"field": "value"}}},
-        {"mark": {"type": "text", "align": "left", "dx": 8, "dy": -8},
-         "encoding": label | {"x": x | {"field": "end"}, "text": {"field": "text"}}},
+        {"mark": {"type": "text", "align": "left"},
+         "encoding": label | {"x": {"value": WIDTH + 8}, "text": {"field": "text"}}},
         {"name": "price", "data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [5, 3], "color": PRICE,
          "strokeWidth": 2}, "encoding": {"x": {"datum": price or 0, "type": "quantitative"}}},
     ]  # fmt: skip
@@ -72,14 +73,15 @@ def steps(v: View) -> str | None:
         for name, part in step["share_of_new_step"].items():
             new_ms, ratio = part * step["new_ms"], step["ratios"].get(name)
             for side, ms in (("old", ratio and new_ms * ratio), ("new", new_ms)):
-                label = f"{names[side]}, {step['seq_len']}, {tables.setup_name(step)}"
+                label = f"{names[side]}, {step['seq_len']}\n{tables.setup_name(step)}"
                 rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms}] if ms else []
     if not rows:
         return None
-    encoding = {"y": {"field": "step", "type": "nominal", "sort": None, "title": None}}
+    lines = {"labelExpr": "split(datum.label, '\\n')"}
+    encoding = {"y": {"field": "step", "type": "nominal", "sort": None, "title": None, "axis": lines}}
     encoding |= {"x": {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}}
     encoding |= {"color": {"field": "bucket", "type": "nominal", "sort": None, "scale": {"range": BUCKETS}}}
-    return _svg({"data": {"values": rows}, "height": {"step": 30}, "mark": "bar", "encoding": encoding})
+    return _svg({"data": {"values": rows}, "height": {"step": 38}, "mark": "bar", "encoding": encoding})
 
 
 def _svg(spec: dict) -> str:
