@@ -66,7 +66,7 @@ def arguments(tmp_path_factory) -> dict[str, list[str]]:
     text = (folder / "c" / "sweep_1.jsonl").read_text().replace('"boom"', json.dumps(ERROR))
     hostile = folder / HOSTILE.replace("/", "")
     hostile.mkdir()
-    (hostile / "sweep_1.jsonl").write_text(text + "<b>no record</b>\n")
+    (hostile / "sweep_1.jsonl").write_text(text.replace("\n", "\n<b>no record</b>\n", 2))
     a = str(folder / "a")
     return {
         "published": [str(ROOT / "results/published/h200"), str(ROOT / "results/published/b200")],
@@ -135,7 +135,12 @@ def test_question_and_answer_come_first(pages):
     sections = [a["id"] for a in page.all("section")]
     assert sections[:4] == ["verdict", "money", "speed", "gate"] and sections[-1] == "facts"
     refused = Document(pages["refused"].read_text())
-    assert refused.texts[2] == "Are they comparable? No"
+    assert refused.texts[2] == "They are not comparable: device: cuda and cpu." and not refused.all("input")
+    fleet = Document(pages["fleet"].read_text())
+    assert fleet.texts[2] == (
+        "The job costs the same if one B200 SXM does 2.33x the work of one RTX PRO 6000 Workstation; its peaks allow 4.47x "
+        "by compute and 4.47x by bandwidth."
+    )
 
 
 @pytest.mark.parametrize("kind", LIVE)

@@ -13,7 +13,7 @@ from harness.report import tables
 from harness.report.tables import View
 
 VEGA_LITE = "5.21"  # the newest of the 5 series in the pinned vl-convert
-WIDTH = 300  # pixels of the plot; with labels it fits a phone unscaled
+WIDTH = 240  # pixels of the plot; with its labels it fits a phone unscaled
 OLD, NEW, PRICE = "#4c8fd6", "#e07b39", "#c2410c"
 # Okabe and Ito's, told apart by the colour-blind; yellow is left out, it is faint on white.
 BUCKETS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"]
@@ -70,16 +70,17 @@ def steps(v: View) -> str | None:
     """Two bars a pair of decomposed steps, ms by bucket."""
     rows, names = [], tables.names(v.result)
     for step in v.result.get("speed", {}).get("buckets", ()):
-        for name, part in step["share_of_new_step"].items():
+        for place, (name, part) in enumerate(step["share_of_new_step"].items()):
             new_ms, ratio = part * step["new_ms"], step["ratios"].get(name)
             for side, ms in (("old", ratio and new_ms * ratio), ("new", new_ms)):
                 label = f"{names[side]}, {step['seq_len']}\n{tables.setup_name(step)}"
-                rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms}] if ms else []
+                rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms, "place": place}] if ms else []
     if not rows:
         return None
     lines = {"labelExpr": "split(datum.label, '\\n')"}
     encoding = {"y": {"field": "step", "type": "nominal", "sort": None, "title": None, "axis": lines}}
     encoding |= {"x": {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}}
+    encoding |= {"order": {"field": "place", "type": "quantitative"}}
     encoding |= {"color": {"field": "bucket", "type": "nominal", "sort": None, "scale": {"range": BUCKETS}}}
     return _svg({"data": {"values": rows}, "height": {"step": 38}, "mark": "bar", "encoding": encoding})
 

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,10 @@ class Sections(Page):
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
         if rows:
-            self.add("table", Table(self.found[self.name]["head"], header, rows))
+            section = self.found[self.name]
+            kind, before = section["blocks"][-1] if section["blocks"] else ("", "")
+            title = before if kind == "say" and before.endswith(":") else section["head"]
+            self.add("table", Table(title, header, rows))
 
     def add(self, kind: str, content: str | Table) -> None:
         self.found[self.name]["blocks"].append((kind, content))
@@ -103,21 +107,29 @@ class Sections(Page):
         return f"Up to which price is {self.new} worth it over {self.old}?"
 
     def answer(self) -> str:
-        """One sentence: of the verdicts, of yours if you said which; else the first thing the page says."""
+        """One sentence: of the verdicts (of yours, if said which), else what stands against any, else the bounds."""
+        compared, fleet = self.result.get("comparable"), self.result.get("fleet")
+        differ = "; ".join(compared["never"] + compared["differences"]) if compared else ""
         verdicts = self.result.get("verdict", [])
         verdicts = [v for v in verdicts if v.get("yours")] or [v for v in verdicts if v["outcome"] or v["decided_by"]]
         groups: dict[str, list[str]] = {}
         for v in verdicts:
             if v["about"] not in LENGTHS:  # a need, or renting: that sentence is the answer
-                return v["sentence"]
+                return v["sentence"].partition("; ")[0].rstrip(".") + "."
             did = v["decided_by"] or {}
             outcome = OUTCOMES.get(v["outcome"]) or f"pays up to {between(did['low'], did['high'])} the price"
             groups.setdefault(outcome, []).append(LENGTHS[v["about"]])
         if groups:
-            return f"It {'; it '.join(f'{what} for {_and(names)}' for what, names in groups.items())}."
-        section = next(s for name in ("pairs", "fleet", "comparable", "gate") if (s := self.found.get(name)))
-        texts = [text for kind, text in section["blocks"] if kind in ("say", "item", "warning")]
-        return texts[0] if section["name"] != "comparable" else section["head"]
+            said = "; it ".join(f"{what} for {_and(names)}" for what, names in groups.items())
+            return f"It {said}{', if one may compare them at all' if differ else ''}."
+        if differ:
+            return f"They are not comparable: {differ}."
+        if fleet:
+            peaks = " and ".join(f"{r:.2f}x by {name}" for name, r in fleet["peak_ratios"].items())
+            need = f"{fleet['needed']['equal_spend']:.2f}x the work of one {self.old}"
+            return f"The job costs the same if one {self.new} does {need}; its peaks allow {peaks}."
+        blocks = [block for section in self.ordered() for block in section["blocks"]]
+        return next((text for kind, text in blocks if kind in ("say", "item")), "Nothing is known that decides it.")
 
 
 def write(path: Path, ask: Callable[[Options], View], options: Options) -> None:
@@ -145,13 +157,15 @@ def render(ask: Callable[[Options], View], options: Options) -> str:
     steps = []
     for ratio in ratios:
         found = Sections(view if ratio == options.ratio else ask(_at(options, ratio)))
-        texts = {s["name"]: blocks.render(blocks=s["blocks"]) for s in found.ordered()}
+        texts = {s["name"]: blocks.render(s, words=_words) for s in found.ordered()}
         texts |= {"title": str(Markup.escape(found.question())), "answer": str(Markup.escape(found.answer()))}
         said = f"{ratio:.2f}" if ratio else "no price given"
         steps.append({"price": said, "x": ratio and round(charts.WIDTH * ratio / top, 1), "parts": texts})
     at = ratios.index(options.ratio)
     parts = steps[at]["parts"].copy()
-    fixed = [name for name in parts if all(step["parts"].get(name) == parts[name] for step in steps)]
+    fixed = {name for name in parts if all(step["parts"].get(name) == parts[name] for step in steps)}
+    if fixed >= parts.keys() - {"title"}:  # a price changes nothing but the question
+        fixed = set(parts)
     for step in steps:
         step["parts"] = {name: text for name, text in step["parts"].items() if name not in fixed}
     script = (HTML / "page.js").read_text(encoding="utf-8")
@@ -182,6 +196,14 @@ def _at(options: Options, ratio: float | None) -> Options:
     if options.price_old:
         return replace(options, price_new=ratio and options.price_old * ratio)
     return replace(options, price_ratio=ratio)
+
+
+def _words(table: Table) -> list[bool]:
+    """Which columns are words: they stand at the left, figures at the right."""
+    return [
+        sum(bool(re.match(r"[^\W\d]", cell)) for cell in cells) * 2 > len(cells)
+        for cells in zip(*table.rows, strict=True)
+    ]
 
 
 def _and(names: list[str]) -> str:
