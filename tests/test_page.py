@@ -138,8 +138,8 @@ def test_question_and_answer_come_first(pages):
     assert refused.texts[2] == "They are not comparable: device: cuda and cpu." and not refused.all("input")
     fleet = Document(pages["fleet"].read_text())
     assert fleet.texts[2] == (
-        "The job costs the same if one B200 SXM does 2.33x the work of one RTX PRO 6000 Workstation; its peaks allow 4.47x "
-        "by compute and 4.47x by bandwidth."
+        "The job costs the same if one B200 SXM does 2.33x the work of one RTX PRO 6000 Workstation; its peaks allow "
+        "4.47x by compute and 4.47x by bandwidth."
     )
 
 
@@ -208,8 +208,9 @@ def test_the_line_is_where_its_price_is(pages):
 
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])
 def test_a_missing_package_is_one_line(monkeypatch, tmp_path, package):
-    monkeypatch.delitem(sys.modules, "harness.report.page", raising=False)
-    monkeypatch.delattr(harness.report, "page", raising=False)
+    for module in ("page", "charts"):
+        monkeypatch.delitem(sys.modules, f"harness.report.{module}", raising=False)
+        monkeypatch.delattr(harness.report, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     code, out, err = upgrade("--html", str(tmp_path / "page.html"))
     assert (code, out, err.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])

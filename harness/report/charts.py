@@ -9,14 +9,17 @@ colour of the page around it (currentColor), so they read in dark too. Vega esca
 
 from __future__ import annotations
 
+import vl_convert
+
 from harness.report import tables
 from harness.report.tables import View
 
 VEGA_LITE = "5.21"  # the newest of the 5 series in the pinned vl-convert
 WIDTH = 240  # pixels of the plot; with its labels it fits a phone unscaled
-OLD, NEW, PRICE = "#4c8fd6", "#e07b39", "#c2410c"
+SPEEDUP, PRICE = "#e07b39", "#c2410c"
 # Okabe and Ito's, told apart by the colour-blind; yellow is left out, it is faint on white.
 BUCKETS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"]
+NAMES = {"type": "nominal", "sort": None, "title": None}  # of rows, in the order they come
 AXIS = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), "currentColor")
 CONFIG = {
     "background": None,
@@ -35,18 +38,18 @@ def speedups(v: View, top: float) -> str | None:
     rows = rows_of(v.result)
     if not rows:
         return None
-    price = v.result["question"]["price_ratio"]
+    price = {"datum": v.result["question"]["price_ratio"] or 0, "type": "quantitative"}
     x = {"type": "quantitative", "scale": {"domain": [0, top], "nice": False}, "title": "times the old speed"}
-    label = {"y": {"field": "label", "type": "nominal", "sort": None, "title": None}}
+    label = {"y": NAMES | {"field": "label"}}
     layers = [
-        {"mark": {"type": "rule", "strokeWidth": 4, "color": NEW, "opacity": 0.5},
+        {"mark": {"type": "rule", "strokeWidth": 4, "color": SPEEDUP, "opacity": 0.5},
          "encoding": label | {"x": x | {"field": "low"}, "x2": {"field": "high"}}},
-        {"mark": {"type": "point", "filled": True, "size": 70, "color": NEW, "opacity": 1},
+        {"mark": {"type": "point", "filled": True, "size": 70, "color": SPEEDUP, "opacity": 1},
          "transform": [{"filter": "datum.value != null"}], "encoding": label | {"x": x | {"field": "value"}}},
         {"mark": {"type": "text", "align": "left"},
          "encoding": label | {"x": {"value": WIDTH + 8}, "text": {"field": "text"}}},
         {"name": "price", "data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [5, 3], "color": PRICE,
-         "strokeWidth": 2}, "encoding": {"x": {"datum": price or 0, "type": "quantitative"}}},
+         "strokeWidth": 2}, "encoding": {"x": price}},
     ]  # fmt: skip
     return _svg({"data": {"values": rows}, "height": {"step": 30}, "layer": layers})
 
@@ -77,15 +80,12 @@ def steps(v: View) -> str | None:
                 rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms, "place": place}] if ms else []
     if not rows:
         return None
-    lines = {"labelExpr": "split(datum.label, '\\n')"}
-    encoding = {"y": {"field": "step", "type": "nominal", "sort": None, "title": None, "axis": lines}}
-    encoding |= {"x": {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}}
-    encoding |= {"order": {"field": "place", "type": "quantitative"}}
-    encoding |= {"color": {"field": "bucket", "type": "nominal", "sort": None, "scale": {"range": BUCKETS}}}
+    y = NAMES | {"field": "step", "axis": {"labelExpr": "split(datum.label, '\\n')"}}
+    x = {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}
+    color = NAMES | {"field": "bucket", "scale": {"range": BUCKETS}}
+    encoding = {"y": y, "x": x, "color": color, "order": {"field": "place", "type": "quantitative"}}
     return _svg({"data": {"values": rows}, "height": {"step": 38}, "mark": "bar", "encoding": encoding})
 
 
 def _svg(spec: dict) -> str:
-    import vl_convert
-
     return vl_convert.vegalite_to_svg(spec | {"width": WIDTH, "config": CONFIG}, vl_version=VEGA_LITE)

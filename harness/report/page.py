@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -27,25 +26,15 @@ from harness.report.verdict import between
 from harness.report.verdict_text import Page
 
 HTML = Path(__file__).with_name("html")
-STEP = 0.05  # of the price ratio, unless that makes more than MOST_STEPS
-MOST_STEPS = 120
-# In the order a person who pays reads; a section not named here comes before the facts.
-ORDER = ["verdict", "money", "speed", "pairs", "projection", "fleet", "documents", "gate", "memory", "steps",
-         "comparable", "question"]  # fmt: skip
-TABLES = {"steps": ("decomposition", "liger", "attention", "stacks"), "facts": ("specifications", "environment",
-          "ceilings")}  # fmt: skip
-LENGTHS = {
-    "long": "long context",
-    "mixed": "lengths in between",
-    "short": "short or packed data",
-    "unknown": "all lengths",
+STEP, MOST_STEPS = 0.05, 120  # of the price ratio; a wide range gets wider steps
+OWN = {  # sections of the page alone: heading, tables
+    "steps": ("Where the time of a step goes", ("decomposition", "liger", "attention", "stacks")),
+    "facts": ("Facts of both boxes", ("specifications", "environment", "ceilings")),
 }
-OUTCOMES = {
-    cost.WINS: "costs less per token",
-    cost.EVEN: "costs the same per token",
-    cost.LOSES: "costs more per token",
-    "depends": "pays at some lengths only",
-}
+LENGTHS = {"long": "long context", "mixed": "lengths in between", "short": "short or packed data"}
+LENGTHS |= {"unknown": "all lengths"}
+OUTCOMES = {cost.WINS: "costs less per token", cost.EVEN: "costs the same per token"}
+OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "pays at some lengths only"}
 
 
 class Sections(Page):
@@ -53,7 +42,7 @@ class Sections(Page):
 
     def __init__(self, view: View):
         super().__init__(view.result, None)
-        self.found: dict[str, dict] = {}
+        self.sections: dict[str, dict] = {}
         self.name = "question"
         if self.result["question"]["problems"]:
             self.head("What could not be read")
@@ -63,15 +52,15 @@ class Sections(Page):
                 self.name = name
                 getattr(self, name)(section)
         made = tables.make(view)
-        for name, head in (("steps", "Where the time of a step goes"), ("facts", "Facts of both boxes")):
-            self.name, shown = name, [made[each] for each in TABLES[name] if each in made]
-            if shown:
+        for name, (head, members) in OWN.items():
+            if shown := [made[member] for member in members if member in made]:
+                self.name = name
                 self.head(head)
-            for table in shown:
-                self.show_table(table)
+                for table in shown:
+                    self.show_table(table)
 
     def head(self, text: str) -> None:
-        self.found[self.name] = {"name": self.name, "head": text, "blocks": []}
+        self.sections[self.name] = {"name": self.name, "head": text, "blocks": []}
 
     def say(self, text: str, style: str = "") -> None:
         kind = "item" if text.startswith("* ") else "more" if text.startswith("  ") else "say"
@@ -88,17 +77,10 @@ class Sections(Page):
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
         if rows:
-            section = self.found[self.name]
-            kind, before = section["blocks"][-1] if section["blocks"] else ("", "")
-            title = before if kind == "say" and before.endswith(":") else section["head"]
-            self.add("table", Table(title, header, rows))
+            self.add("table", Table(self.sections[self.name]["head"], header, rows))
 
     def add(self, kind: str, content: str | Table) -> None:
-        self.found[self.name]["blocks"].append((kind, content))
-
-    def ordered(self) -> list[dict]:
-        places = {name: i for i, name in enumerate(ORDER)} | {"facts": len(ORDER) + 1}
-        return sorted(self.found.values(), key=lambda section: places.get(section["name"], len(ORDER)))
+        self.sections[self.name]["blocks"].append((kind, content))
 
     def question(self) -> str:
         price = self.result["question"]["price_ratio"]
@@ -108,28 +90,27 @@ class Sections(Page):
 
     def answer(self) -> str:
         """One sentence: of the verdicts (of yours, if said which), else what stands against any, else the bounds."""
-        compared, fleet = self.result.get("comparable"), self.result.get("fleet")
-        differ = "; ".join(compared["never"] + compared["differences"]) if compared else ""
-        verdicts = self.result.get("verdict", [])
-        verdicts = [v for v in verdicts if v.get("yours")] or [v for v in verdicts if v["outcome"] or v["decided_by"]]
+        compared = self.result.get("comparable", {"never": [], "differences": []})
+        differ = "; ".join(compared["never"] + compared["differences"])
+        said = [v for v in self.result.get("verdict", ()) if v["decided_by"]]
         groups: dict[str, list[str]] = {}
-        for v in verdicts:
+        for v in [v for v in said if v.get("yours") or v["about"] not in LENGTHS] or said:
             if v["about"] not in LENGTHS:  # a need, or renting: that sentence is the answer
                 return v["sentence"].partition("; ")[0].rstrip(".") + "."
-            did = v["decided_by"] or {}
-            outcome = OUTCOMES.get(v["outcome"]) or f"pays up to {between(did['low'], did['high'])} the price"
-            groups.setdefault(outcome, []).append(LENGTHS[v["about"]])
+            up_to = f"pays up to {between(v['decided_by']['low'], v['decided_by']['high'])} the price"
+            groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(LENGTHS[v["about"]])
         if groups:
-            said = "; it ".join(f"{what} for {_and(names)}" for what, names in groups.items())
-            return f"It {said}{', if one may compare them at all' if differ else ''}."
-        if differ:
-            return f"They are not comparable: {differ}."
-        if fleet:
-            peaks = " and ".join(f"{r:.2f}x by {name}" for name, r in fleet["peak_ratios"].items())
+            texts = "; it ".join(f"{what} for {' and '.join(names)}" for what, names in groups.items())
+            return f"It {texts}{', if one may compare them at all' if differ else ''}."
+        if fleet := self.result.get("fleet"):
+            peaks = " and ".join([f"{r:.2f}x by {name}" for name, r in fleet["peak_ratios"].items()])
             need = f"{fleet['needed']['equal_spend']:.2f}x the work of one {self.old}"
-            return f"The job costs the same if one {self.new} does {need}; its peaks allow {peaks}."
-        blocks = [block for section in self.ordered() for block in section["blocks"]]
-        return next((text for kind, text in blocks if kind in ("say", "item")), "Nothing is known that decides it.")
+            return (
+                f"The job costs the same if one {self.new} does {need}; its peaks allow {peaks or 'nobody knows what'}."
+            )
+        blocks = [block for section in self.sections.values() for block in section["blocks"]]
+        first = next((text for kind, text in blocks if kind == "say"), "Nothing is known that decides it.")
+        return f"They are not comparable: {differ}." if differ else first
 
 
 def write(path: Path, ask: Callable[[Options], View], options: Options) -> None:
@@ -156,12 +137,14 @@ def render(ask: Callable[[Options], View], options: Options) -> str:
     blocks = env.get_template("blocks.html")
     steps = []
     for ratio in ratios:
-        found = Sections(view if ratio == options.ratio else ask(_at(options, ratio)))
-        texts = {s["name"]: blocks.render(s, words=_words) for s in found.ordered()}
+        new = ratio and options.price_old and options.price_old * ratio
+        found = Sections(ask(replace(options, price_new=new, price_ratio=ratio)))
+        texts = {s["name"]: blocks.render(s, words=_words) for s in found.sections.values()}
         texts |= {"title": str(Markup.escape(found.question())), "answer": str(Markup.escape(found.answer()))}
         said = f"{ratio:.2f}" if ratio else "no price given"
         steps.append({"price": said, "x": ratio and round(charts.WIDTH * ratio / top, 1), "parts": texts})
-    at = ratios.index(options.ratio)
+    at, speed = ratios.index(options.ratio), "projection" if "projection" in view.result else "speed"
+    drawn = {speed: charts.speedups(view, top), "steps": charts.steps(view)}
     parts = steps[at]["parts"].copy()
     fixed = {name for name in parts if all(step["parts"].get(name) == parts[name] for step in steps)}
     if fixed >= parts.keys() - {"title"}:  # a price changes nothing but the question
@@ -171,40 +154,24 @@ def render(ask: Callable[[Options], View], options: Options) -> str:
     script = (HTML / "page.js").read_text(encoding="utf-8")
     data = json.dumps({"steps": steps}, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return env.get_template("page.html").render(
-        sections=Sections(view).ordered(), parts={name: Markup(text) for name, text in parts.items()}, fixed=fixed,
-        charts={name: Markup(svg) for name, svg in _charts(view, top).items() if svg}, steps=steps, at=at,
+        sections=Sections(view).sections, parts={name: Markup(text) for name, text in parts.items()}, fixed=fixed,
+        charts={name: Markup(svg) for name, svg in drawn.items() if svg}, steps=steps, at=at,
         style=Markup((HTML / "page.css").read_text(encoding="utf-8")), script=Markup(script), data=Markup(data),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )  # fmt: skip
 
 
-def _charts(view: View, top: float) -> dict[str, str | None]:
-    name = "projection" if "projection" in view.result else "speed"
-    return {name: charts.speedups(view, top), "steps": charts.steps(view)}
-
-
 def _ratios(view: View, given: float | None) -> tuple[float, list[float | None]]:
     """The end of the slider, and its price ratios: from a half (or less) to where every speedup is passed."""
-    top = 1.25 * max([2.4, given or 0, *(row["end"] for row in charts.rows_of(view.result))])
-    step = max(STEP, round(top / MOST_STEPS, 2))
-    low = min(0.5, given or 0.5)
-    ratios = {round(step * i, 2) for i in range(1, int(top / step) + 1) if step * i >= low}
-    return top, [*([] if given else [None]), *sorted(ratios | ({given} if given else set()))]
-
-
-def _at(options: Options, ratio: float | None) -> Options:
-    if options.price_old:
-        return replace(options, price_new=ratio and options.price_old * ratio)
-    return replace(options, price_ratio=ratio)
+    passed = [row["end"] for row in charts.rows_of(view.result)]
+    passed += view.result.get("fleet", {}).get("peak_ratios", {}).values()
+    top = 1.25 * max(2.4, given or 0, *passed)
+    step, low = max(STEP, round(top / MOST_STEPS, 2)), min(0.5, given or 0.5)
+    ratios = [round(step * i, 2) for i in range(1, int(top / step) + 1) if step * i >= low]
+    return top, sorted([r for r in ratios if abs(r - given) > 0.005] + [given]) if given else [None, *ratios]
 
 
 def _words(table: Table) -> list[bool]:
     """Which columns are words: they stand at the left, figures at the right."""
-    return [
-        sum(bool(re.match(r"[^\W\d]", cell)) for cell in cells) * 2 > len(cells)
-        for cells in zip(*table.rows, strict=True)
-    ]
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    columns = zip(*table.rows, strict=True)
+    return [2 * sum(cell[:1].isalpha() for cell in cells) > len(cells) for cells in columns]

@@ -6,7 +6,7 @@ function show() {
   const step = steps[slider.value];
   document.getElementById("shown").textContent = step.price;
   slider.setAttribute("aria-valuetext", step.price);
-  for (const part of document.querySelectorAll("[data-live]")) part.innerHTML = step.parts[part.dataset.live];
+  for (const part of document.querySelectorAll("[data-live]")) part.innerHTML = step.parts[part.dataset.live] ?? "";
   for (const line of document.querySelectorAll(".price_marks line")) {
     line.style.display = step.x === null ? "none" : "";
     line.setAttribute("transform", `translate(${step.x ?? 0},0)`);
