@@ -66,7 +66,8 @@ def arguments(tmp_path_factory) -> dict[str, list[str]]:
     text = (folder / "c" / "sweep_1.jsonl").read_text().replace('"boom"', json.dumps(ERROR))
     hostile = folder / HOSTILE.replace("/", "")
     hostile.mkdir()
-    (hostile / "sweep_1.jsonl").write_text(text.replace("\n", "\n<b>no record</b>\n", 2))
+    for name in ("sweep_1.jsonl", "<b>copy.jsonl"):
+        (hostile / name).write_text(text)
     a = str(folder / "a")
     return {
         "published": [str(ROOT / "results/published/h200"), str(ROOT / "results/published/b200")],
@@ -186,6 +187,7 @@ def test_what_comes_out_of_a_log_is_text(pages):
     page = Document(text)
     assert len(page.all("script")) == 2 and not page.all("img") and not page.all("b")
     assert any(HOSTILE in x for x in page.texts) and any(ERROR in x for x in page.texts)
+    assert any("<b>copy.jsonl" in x for x in page.texts) and "question" in [a["id"] for a in page.all("section")]
     assert any(HOSTILE in x for x in Document(steps(pages["hostile"])[0]["parts"]["money"]).texts)
     for step in steps(pages["hostile"]):
         for part in step["parts"].values():
