@@ -1,5 +1,6 @@
 """The HTML page: its words are those of --price-ratio, it loads nothing, and what comes out of a log stays text."""
 
+import functools
 import json
 import re
 import shutil
@@ -90,6 +91,19 @@ def pages(arguments, tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def printed(arguments):
+    """What the command prints of a kind at a price, its blanks folded."""
+
+    @functools.cache
+    def run(kind: str, price: float) -> str:
+        code, out, err = upgrade(*arguments[kind], "--price-ratio", str(price))
+        assert code == 0, err
+        return out
+
+    return run
+
+
 def steps(path) -> list[dict]:
     script = re.search(r'<script id="by-price" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL)
     return json.loads(script[1])["steps"]
@@ -145,19 +159,16 @@ def test_question_and_answer_come_first(pages):
 
 
 @pytest.mark.parametrize("kind", LIVE)
-def test_every_price_has_the_words_of_the_command(pages, arguments, kind):
+def test_every_price_has_the_words_of_the_command(pages, printed, kind):
     found = {step["price"]: step["parts"] for step in steps(pages[kind])}
     assert len(found) >= 50
     for price in PRICES:
-        code, printed, err = upgrade(*arguments[kind], "--price-ratio", str(price))
-        assert code == 0, err
-        parts = found[f"{price:.2f}"]
+        parts, said = found[f"{price:.2f}"], printed(kind, price)
         if kind != "fleet":
-            assert " ".join(Document(parts["verdict"]).texts) == verdict(printed)
-            assert verdict(printed)
+            assert " ".join(Document(parts["verdict"]).texts) == verdict(said) != ""
         for name in set(parts) - {"title", "answer"}:  # the command prints no captions, and wraps the heads of columns
             part = re.sub("<(caption|thead)>.*?</\\1>", "", parts[name], flags=re.DOTALL)
-            assert not [text for text in Document(part).texts if text not in printed]
+            assert not [text for text in Document(part).texts if text not in said]
         assert f"{price:.2f}x" in parts["title"]
 
 
@@ -270,18 +281,18 @@ def opened(browser, pages):
 
 
 @pytest.mark.parametrize("kind", LIVE)
-def test_the_slider_says_what_the_command_says(opened, pages, arguments, kind):
+def test_the_slider_says_what_the_command_says(opened, pages, printed, kind):
     page, prices = opened(kind), [step["price"] for step in steps(pages[kind])]
     slider = page.get_by_role("slider", name="Price of a new GPU over the price of an old one")
     section = "#fleet" if kind == "fleet" else "#verdict"
     for price in PRICES:
         slider.fill(str(prices.index(f"{price:.2f}")))
-        _, printed, _ = upgrade(*arguments[kind], "--price-ratio", str(price))
+        said = printed(kind, price)
         paragraphs = [" ".join(text.split()) for text in page.locator(f"{section} p").all_inner_texts()]
         if kind == "fleet":
-            assert paragraphs and all(text in printed for text in paragraphs)
+            assert paragraphs and all(text in said for text in paragraphs)
         else:
-            assert " ".join(paragraphs) == verdict(printed)
+            assert " ".join(paragraphs) == verdict(said)
         assert slider.get_attribute("aria-valuetext") == f"{price:.2f}" == page.locator("#shown").inner_text()
         assert f"{price:.2f}x" in page.get_by_role("heading", level=1).inner_text()
 
