@@ -109,6 +109,10 @@ def steps(path) -> list[dict]:
     return json.loads(script[1])["steps"]
 
 
+def answers(found: list[dict]) -> set[str]:
+    return {step["parts"]["answer"] for step in found}
+
+
 def verdict(printed: str) -> str:
     return printed.partition(" Verdict ")[2].replace("* ", "")
 
@@ -149,12 +153,25 @@ def test_question_and_answer_come_first(pages):
     ]
     sections = [a["id"] for a in page.all("section")]
     assert sections[:4] == ["verdict", "money", "speed", "gate"] and sections[-1] == "facts"
+    assert answers(steps(pages["published"])) >= {"It costs less per token for every length."}
     refused = Document(pages["refused"].read_text())
     assert refused.texts[2] == "They are not comparable: device: cuda and cpu." and not refused.all("input")
     fleet = Document(pages["fleet"].read_text())
     assert fleet.texts[2] == (
         "The job costs the same if one B200 SXM does 2.33x the work of one RTX PRO 6000 Workstation; its peaks allow "
         "4.47x by compute and 4.47x by bandwidth."
+    )
+
+
+def test_the_answer_is_that_of_your_documents_and_a_need_comes_before_it(tmp_path, arguments):
+    path = tmp_path / "page.html"
+    words = [*arguments["published"], "--price-ratio", "2", "--doc-len", "8192", "--html", str(path)]
+    upgrade(*words)
+    assert Document(path.read_text()).texts[2] == "It costs more per token for short or packed data."
+    upgrade(*words, "--needs", "memory=170GiB,fp4")
+    assert Document(path.read_text()).texts[2] == (
+        "You need memory 170 GiB: H200 SXM cannot do it at all and B200 SXM can (nothing to install). You need fp4: "
+        "only B200 SXM's silicon can, but its software: not measured. Do not pay for it yet."
     )
 
 

@@ -86,21 +86,22 @@ class Sections(Page):
         price = self.result["question"]["price_ratio"]
         if price:
             return f"Is {self.new} worth {price:.2f}x the price of {self.old}?"
-        return f"Up to which price is {self.new} worth it over {self.old}?"
+        return f"How much more than {self.old} may {self.new} cost?"
 
     def answer(self) -> str:
         """One sentence: of the verdicts (of yours, if said which), else what stands against any, else the bounds."""
         compared = self.result.get("comparable", {"never": [], "differences": []})
         differ = "; ".join(compared["never"] + compared["differences"])
         said = [v for v in self.result.get("verdict", ()) if v["decided_by"]]
+        if whole := [v["sentence"].partition("; ")[0].rstrip(".") for v in said if v["about"] not in LENGTHS]:
+            return ". ".join(whole) + "."  # needs, or renting: these decide whatever the length
         groups: dict[str, list[str]] = {}
-        for v in [v for v in said if v.get("yours") or v["about"] not in LENGTHS] or said:
-            if v["about"] not in LENGTHS:  # a need, or renting: that sentence is the answer
-                return v["sentence"].partition("; ")[0].rstrip(".") + "."
+        for v in [v for v in said if v.get("yours")] or said:
             up_to = f"pays up to {between(v['decided_by']['low'], v['decided_by']['high'])} the price"
             groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(LENGTHS[v["about"]])
         if groups:
-            texts = "; it ".join(f"{what} for {' and '.join(names)}" for what, names in groups.items())
+            names = {what: "every length" if len(found) > 2 else " and ".join(found) for what, found in groups.items()}
+            texts = "; it ".join(f"{what} for {which}" for what, which in names.items())
             return f"It {texts}{', if one may compare them at all' if differ else ''}."
         if fleet := self.result.get("fleet"):
             peaks = " and ".join([f"{r:.2f}x by {name}" for name, r in fleet["peak_ratios"].items()])
