@@ -12,6 +12,8 @@ import pytest
 
 import harness.report
 from harness import records
+from harness.report import decision
+from harness.report.verdict_text import Page
 from tests import boxes
 from tests.conftest import ROOT
 from tests.handmade import upgrade
@@ -234,6 +236,23 @@ def test_the_line_is_where_its_price_is(pages):
     by_price = {step["price"]: step["x"] for step in steps(pages["published"])}
     assert [float(x) / by_price["2.00"] * 2 for x in marks] == pytest.approx(guide, abs=0.003)
     assert by_price["1.00"] == pytest.approx(by_price["2.00"] / 2, abs=0.1)
+
+
+def test_a_section_it_does_not_know_is_shown_before_the_facts(monkeypatch, tmp_path):
+    def news(page, section):
+        page.head("News")
+        page.say(section["text"])
+        page.table(["figure"], [["7"]])
+
+    decide = decision.decide
+    monkeypatch.setattr(decision, "decide", lambda *words: decide(*words) | {"news": {"text": HOSTILE}})
+    monkeypatch.setattr(Page, "news", news, raising=False)
+    path = tmp_path / "page.html"
+    assert upgrade("--html", str(path))[0] == 0
+    page = Document(path.read_text())
+    assert [a["id"] for a in page.all("section")][-2:] == ["news", "facts"]
+    at = page.texts.index("News")
+    assert page.texts[at + 1 : at + 5] == [HOSTILE, "News", "figure", "7"]
 
 
 @pytest.mark.parametrize("package", ["jinja2", "vl_convert"])
