@@ -14,6 +14,7 @@ import vl_convert
 from harness.report import tables
 from harness.report.tables import View
 
+SECTIONS = ("speed", "published", "projection")  # that have speedups; a result has one of them
 VEGA_LITE = "5.21"  # the newest of the 5 series in the pinned vl-convert
 WIDTH = 240  # pixels of the plot; with its labels it fits a phone unscaled
 SPEEDUP, PRICE = "#e07b39", "#c2410c"
@@ -59,9 +60,13 @@ def rows_of(result: dict) -> list[dict]:
     rows = []
     for p in result.get("speed", {}).get("points", ()):
         if s := p["speedup"]:
-            rows.append((str(p["seq_len"]), s["value"], s["low"], s["high"], "~" if s["significant"] is False else ""))
+            label = "unknown" if p["seq_len"] is None else str(p["seq_len"])
+            rows.append((label, s["value"], s["low"], s["high"], "~" if s["significant"] is False else ""))
     for s in result.get("projection", {}).get("steps", ()):
         rows.append((s["label"], None, s["low"], s["high"], ""))
+    for line in (line for name in SECTIONS for line in result.get(name, {}).get("lines", ())):
+        label = f"{line['work'] or 'unknown'}, {line['old_precision']} -> {line['new_precision']}"
+        rows.append((label, line.get("median") or line.get("middle"), line["low"], line["high"], ""))
     return [
         {"label": label, "value": value, "low": low, "high": high, "end": high or value}
         | {"text": equal or (f"{value:.2f}x" if value else f"{low:.2f}-{high:.2f}x")}

@@ -34,7 +34,7 @@ OWN = {  # sections of the page alone: heading, tables
 LENGTHS = {"long": "long context", "mixed": "lengths in between", "short": "short or packed data"}
 LENGTHS |= {"unknown": "all lengths"}
 OUTCOMES = {cost.WINS: "costs less per token", cost.EVEN: "costs the same per token"}
-OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "pays at some lengths only"}
+OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "costs less per token in some cases only"}
 
 
 class Sections(Page):
@@ -93,15 +93,16 @@ class Sections(Page):
         compared = self.result.get("comparable", {"never": [], "differences": []})
         differ = "; ".join(compared["never"] + compared["differences"])
         said = [v for v in self.result.get("verdict", ()) if v["decided_by"]]
-        if whole := [v["sentence"].partition("; ")[0].rstrip(".") for v in said if v["about"] not in LENGTHS]:
-            return ". ".join(whole) + "."  # needs, or renting: these decide whatever the length
+        whole = [v for v in said if v["about"] == "need"] or [v for v in said if v["about"] == "renting"][:1]
+        if whole:  # these decide whatever is trained
+            return " ".join(v["sentence"].partition("; ")[0].rstrip(".") + "." for v in whole)
         groups: dict[str, list[str]] = {}
         for v in [v for v in said if v.get("yours")] or said:
             up_to = f"pays up to {between(v['decided_by']['low'], v['decided_by']['high'])} the price"
-            groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(LENGTHS[v["about"]])
+            groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(LENGTHS.get(v["about"], v["about"]))
         if groups:
-            names = {what: "every length" if len(found) > 2 else " and ".join(found) for what, found in groups.items()}
-            texts = "; it ".join(f"{what} for {which}" for what, which in names.items())
+            texts = "; it ".join(f"{what} for {' and '.join(names)}" for what, names in groups.items())
+            texts = texts.replace(" and ".join([*LENGTHS.values()][:3]), "every length")
             return f"It {texts}{', if one may compare them at all' if differ else ''}."
         if fleet := self.result.get("fleet"):
             peaks = " and ".join([f"{r:.2f}x by {name}" for name, r in fleet["peak_ratios"].items()])
@@ -144,7 +145,7 @@ def render(ask: Callable[[Options], View], options: Options) -> str:
         texts |= {"title": str(Markup.escape(found.question())), "answer": str(Markup.escape(found.answer()))}
         said = f"{ratio:.2f}" if ratio else "no price given"
         steps.append({"price": said, "x": ratio and round(charts.WIDTH * ratio / top, 1), "parts": texts})
-    at, speed = ratios.index(options.ratio), "projection" if "projection" in view.result else "speed"
+    at, speed = ratios.index(options.ratio), next((n for n in charts.SECTIONS if n in view.result), "")
     drawn = {speed: charts.speedups(view, top), "steps": charts.steps(view)}
     parts = steps[at]["parts"].copy()
     fixed = {name for name in parts if all(step["parts"].get(name) == parts[name] for step in steps)}
