@@ -81,6 +81,15 @@ def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]
     return partial(tables.view, box(old_path, args.fleet), box(new_path, args.fleet))
 
 
+def box(path: str | Path, by_name: object) -> Box:
+    """A measured box; with by_name also the bare specification of a GPU by that name. Raises NothingUsable."""
+    if by_name and not Path(path).exists():
+        with contextlib.suppress(KeyError):
+            gpu = gpus.by_key(str(path))
+            return Box(Path(), gpu.label, gpu)
+    return read_box(path)
+
+
 def write_page(args: argparse.Namespace, ask: Callable, parser: command.Parser) -> int:
     """0, or 1 when the file could not be written. Ends the script when a package is missing."""
     try:
@@ -93,15 +102,6 @@ def write_page(args: argparse.Namespace, ask: Callable, parser: command.Parser) 
         print(f"{args.html}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
-
-
-def box(path: str | Path, by_name: object) -> Box:
-    """A measured box; with by_name also the bare specification of a GPU by that name. Raises NothingUsable."""
-    if by_name and not Path(path).exists():
-        with contextlib.suppress(KeyError):
-            gpu = gpus.by_key(str(path))
-            return Box(Path(), gpu.label, gpu)
-    return read_box(path)
 
 
 def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:

@@ -22,9 +22,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 HOSTILE = "<script>alert(1)</script>"
 ERROR = "</script><img src=x onerror=alert(2)> & so on"
 FLEET = ["RTX PRO 6000", "B200", "--fleet", "7+1:3+1", "--fleet-base", "3+1=8.8"]
-KINDS = ["published", "measured", "projected", "fleet", "hostile", "refused"]
+KINDS = ["published", "measured", "projected", "fleet", "hostile", "refused", "lone"]
 PRICES = (0.8, 1.2, 1.7, 1.95, 2.0, 2.05, 2.4)
-LIVE = [kind for kind in KINDS if kind != "refused"]
+REFUSED = ["refused", "lone"]  # with exit code 3, and no price changes that
+LIVE = [kind for kind in KINDS if kind not in REFUSED]
 
 
 class Document(HTMLParser):
@@ -55,13 +56,10 @@ class Document(HTMLParser):
 def arguments(tmp_path_factory) -> dict[str, list[str]]:
     """By kind of input, the command line without its price."""
     folder = tmp_path_factory.mktemp("boxes")
-    gpus = {"a": boxes.H200, "b": boxes.B200, "c": records.Gpu(device="cuda", name=HOSTILE, count=8), "d": boxes.CPU}
-    rates = {
-        "a": {8192: 100, 131072: 400},
-        "b": {8192: 140, 131072: 805, 262144: 820},
-        "c": {8192: 140},
-        "d": {8192: 1},
-    }
+    gpus = {"a": boxes.H200, "b": boxes.B200, "c": records.Gpu(device="cuda", name=HOSTILE, count=8)}
+    gpus |= {"d": boxes.CPU, "e": boxes.B200}
+    rates = {"a": {8192: 100, 131072: 400}, "b": {8192: 140, 131072: 805, 262144: 820}, "c": {8192: 140}}
+    rates |= {"d": {8192: 1}, "e": {65536: 700}}
     for name, gpu in gpus.items():
         boxes.sweep(folder / name, gpu, rates[name], {} if name == "b" else {196608: "crashed"}, seed=len(rates[name]))
     for name, speed in (("a", 1.0), ("b", 1.8)):
@@ -79,6 +77,7 @@ def arguments(tmp_path_factory) -> dict[str, list[str]]:
         "fleet": FLEET,
         "hostile": [a, str(hostile), "--allow-mismatch"],
         "refused": [a, str(folder / "d")],
+        "lone": [a, str(folder / "e")],
     }
 
 
@@ -89,7 +88,7 @@ def pages(arguments, tmp_path_factory):
     for kind, words in arguments.items():
         found[kind] = folder / f"{kind}.html"
         code, out, err = upgrade(*words, "--price-ratio", "2", "--html", str(found[kind]))
-        assert (code, out) == (3 if kind == "refused" else 0, str(found[kind])), err
+        assert (code, out) == (3 if kind in REFUSED else 0, str(found[kind])), err
     return found
 
 
@@ -142,7 +141,7 @@ def test_structure(pages, kind):
     assert all(a.get("aria-hidden") == "true" for a in page.all("div") if a.get("class") == "chart")
     assert len(page.all("figcaption")) == len(page.all("figure"))
     assert "aria-live" in next(a for _, a in page.tags if a.get("id") == "answer")
-    if kind != "refused":
+    if kind in LIVE:
         assert {a["for"] for a in page.all("label")} == {a["id"] for a in page.all("input")} == {"ratio"}
 
 
@@ -158,6 +157,8 @@ def test_question_and_answer_come_first(pages):
     assert answers(steps(pages["published"])) >= {"It costs less per token for every length."}
     refused = Document(pages["refused"].read_text())
     assert refused.texts[2] == "They are not comparable: device: cuda and cpu." and not refused.all("input")
+    lone = Document(pages["lone"].read_text())
+    assert lone.texts[2] == "No length was measured on both boxes, so nothing can be said."
     fleet = Document(pages["fleet"].read_text())
     assert fleet.texts[2] == (
         "The job costs the same if one B200 SXM does 2.33x the work of one RTX PRO 6000 Workstation; its peaks allow "

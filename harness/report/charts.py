@@ -24,7 +24,7 @@ NAMES = {"type": "nominal", "sort": None, "title": None}  # of rows, in the orde
 AXIS = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), "currentColor")
 CONFIG = {
     "background": None,
-    "padding": {"left": 16, "right": 8, "top": 4, "bottom": 4},  # fonts here and there are not equally wide
+    "padding": {"left": 20, "right": 8, "top": 4, "bottom": 4},  # fonts here and there are not equally wide
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
     "axis": AXIS | {"gridColor": "#8884", "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 150},
@@ -41,7 +41,8 @@ def speedups(v: View, top: float) -> str | None:
         return None
     price = {"datum": v.result["question"]["price_ratio"] or 0, "type": "quantitative"}
     x = {"type": "quantitative", "scale": {"domain": [0, top], "nice": False}, "title": "times the old speed"}
-    label = {"y": NAMES | {"field": "label"}}
+    x["axis"] = {"tickCount": 5, "labelFlush": False}
+    label = {"y": NAMES | {"field": "label", "axis": {"labelExpr": "split(datum.label, ', ')"}}}
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 4, "color": SPEEDUP, "opacity": 0.5},
          "encoding": label | {"x": x | {"field": "low"}, "x2": {"field": "high"}}},
@@ -52,7 +53,7 @@ def speedups(v: View, top: float) -> str | None:
         {"name": "price", "data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [5, 3], "color": PRICE,
          "strokeWidth": 2}, "encoding": {"x": price}},
     ]  # fmt: skip
-    return _svg({"data": {"values": rows}, "height": {"step": 30}, "layer": layers})
+    return _svg({"data": {"values": rows}, "height": {"step": 34}, "layer": layers})
 
 
 def rows_of(result: dict) -> list[dict]:

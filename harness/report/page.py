@@ -34,7 +34,7 @@ OWN = {  # sections of the page alone: heading, tables
 LENGTHS = {"long": "long context", "mixed": "lengths in between", "short": "short or packed data"}
 LENGTHS |= {"unknown": "all lengths"}
 OUTCOMES = {cost.WINS: "costs less per token", cost.EVEN: "costs the same per token"}
-OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "costs less per token in some cases only"}
+OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "sometimes costs less per token"}
 
 
 class Sections(Page):
@@ -71,7 +71,8 @@ class Sections(Page):
             self.add("warning", text)
 
     def show_table(self, table: Table) -> None:
-        self.add("table", table)
+        if table.rows:
+            self.add("table", table)
         for note in table.notes:
             self.add("note", note.replace("**", ""))
 
@@ -110,7 +111,8 @@ class Sections(Page):
             return (
                 f"The job costs the same if one {self.new} does {need}; its peaks allow {peaks or 'nobody knows what'}."
             )
-        blocks = [block for section in self.sections.values() for block in section["blocks"]]
+        ordered = sorted(self.sections.values(), key=lambda section: section["name"] != "money")
+        blocks = [block for section in ordered for block in section["blocks"]]
         first = next((text for kind, text in blocks if kind == "say"), "Nothing is known that decides it.")
         return f"They are not comparable: {differ}." if differ else first
 
