@@ -32,7 +32,7 @@ OWN = {  # sections of the page alone: heading, tables
     "facts": ("Facts of both boxes", ("specifications", "environment", "ceilings")),
 }
 LENGTHS = {"long": "long context", "mixed": "lengths in between", "short": "short or packed data"}
-LENGTHS |= {"unknown": "all lengths"}
+LENGTHS |= {"unknown": "the lengths there are"}
 OUTCOMES = {cost.WINS: "costs less per token", cost.EVEN: "costs the same per token"}
 OUTCOMES |= {cost.LOSES: "costs more per token", "depends": "sometimes costs less per token"}
 
