@@ -3,57 +3,30 @@
     charts.speedups(view, top=4.0)      # SVG text, or None where there is nothing to draw
     charts.steps(view)
 
-Vega-Lite draws them when the page is made, so a reader's mail program shows them without running a script. Text has the
-colour of the page around it (currentColor), so they read in dark too. Vega escapes what it writes.
+html/speedups.json and html/steps.json are their Vega-Lite, html/charts.json is the look of both. They are drawn when
+the page is made, so a mail program shows them without running a script. Text has the colour of the page around it, so
+it reads in dark too; buckets have Okabe and Ito's colours, told apart by the colour-blind. Vega escapes what it writes.
 """
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import vl_convert
 
 from harness.report import tables
 from harness.report.tables import View
 
+HTML = Path(__file__).with_name("html")
 SECTIONS = ("speed", "published", "projection")  # that have speedups; a result has one of them
 VEGA_LITE = "5.21"  # the newest of the 5 series in the pinned vl-convert
-WIDTH = 240  # pixels of the plot; with its labels it fits a phone unscaled
-SPEEDUP, PRICE = "#e07b39", "#c2410c"
-# Okabe and Ito's, told apart by the colour-blind; yellow is left out, it is faint on white.
-BUCKETS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999"]
-NAMES = {"type": "nominal", "sort": None, "title": None}  # of rows, in the order they come
-AXIS = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), "currentColor")
-CONFIG = {
-    "background": None,
-    "padding": {"left": 20, "right": 8, "top": 4, "bottom": 4},  # fonts here and there are not equally wide
-    "font": "system-ui, sans-serif",
-    "view": {"stroke": None},
-    "axis": AXIS | {"gridColor": "#8884", "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 150},
-    "legend": {"labelColor": "currentColor", "labelFontSize": 12, "orient": "top", "title": None, "columns": 2},
-    "text": {"color": "currentColor", "fontSize": 12},
-    "aria": False,
-}
+WIDTH = json.loads((HTML / "speedups.json").read_text())["width"]  # pixels of the plot; with labels it fits a phone
 
 
 def speedups(v: View, top: float) -> str | None:
     """A mark a speedup, with its range, on an axis from 0 to `top`; a line of class price_marks at the price ratio."""
-    rows = rows_of(v.result)
-    if not rows:
-        return None
-    price = {"datum": v.result["question"]["price_ratio"] or 0, "type": "quantitative"}
-    x = {"type": "quantitative", "scale": {"domain": [0, top], "nice": False}, "title": "times the old speed"}
-    x["axis"] = {"tickCount": 5, "labelFlush": False}
-    label = {"y": NAMES | {"field": "label", "axis": {"labelExpr": "split(datum.label, ', ')"}}}
-    layers = [
-        {"mark": {"type": "rule", "strokeWidth": 4, "color": SPEEDUP, "opacity": 0.5},
-         "encoding": label | {"x": x | {"field": "low"}, "x2": {"field": "high"}}},
-        {"mark": {"type": "point", "filled": True, "size": 70, "color": SPEEDUP, "opacity": 1},
-         "transform": [{"filter": "datum.value != null"}], "encoding": label | {"x": x | {"field": "value"}}},
-        {"mark": {"type": "text", "align": "left"},
-         "encoding": label | {"x": {"value": WIDTH + 8}, "text": {"field": "text"}}},
-        {"name": "price", "data": {"values": [{}]}, "mark": {"type": "rule", "strokeDash": [5, 3], "color": PRICE,
-         "strokeWidth": 2}, "encoding": {"x": price}},
-    ]  # fmt: skip
-    return _svg({"data": {"values": rows}, "height": {"step": 34}, "layer": layers})
+    return _svg("speedups", rows_of(v.result), top=top, price=v.result["question"]["price_ratio"] or 0)
 
 
 def rows_of(result: dict) -> list[dict]:
@@ -84,14 +57,12 @@ def steps(v: View) -> str | None:
             for side, ms in (("old", ratio and new_ms * ratio), ("new", new_ms)):
                 label = f"{names[side]}, {step['seq_len']}\n{tables.setup_name(step)}"
                 rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms, "place": place}] if ms else []
+    return _svg("steps", rows)
+
+
+def _svg(name: str, rows: list[dict], **values: float) -> str | None:
     if not rows:
         return None
-    y = NAMES | {"field": "step", "axis": {"labelExpr": "split(datum.label, '\\n')"}}
-    x = {"field": "ms", "type": "quantitative", "title": "ms", "axis": {"tickCount": 4}}
-    color = NAMES | {"field": "bucket", "scale": {"range": BUCKETS}}
-    encoding = {"y": y, "x": x, "color": color, "order": {"field": "place", "type": "quantitative"}}
-    return _svg({"data": {"values": rows}, "height": {"step": 38}, "mark": "bar", "encoding": encoding})
-
-
-def _svg(spec: dict) -> str:
-    return vl_convert.vegalite_to_svg(spec | {"width": WIDTH, "config": CONFIG}, vl_version=VEGA_LITE)
+    spec, look = (json.loads((HTML / f"{part}.json").read_text(encoding="utf-8")) for part in (name, "charts"))
+    spec |= {"data": {"values": rows}, "params": [{"name": k, "value": v} for k, v in values.items()]}
+    return vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, config=look)

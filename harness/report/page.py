@@ -20,12 +20,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.report import charts, cost, tables
+from harness.report.charts import HTML
 from harness.report.decision import Options
 from harness.report.tables import Table, View
 from harness.report.verdict import between
 from harness.report.verdict_text import Page
 
-HTML = Path(__file__).with_name("html")
 STEP, MOST_STEPS = 0.05, 120  # of the price ratio; a wide range gets wider steps
 OWN = {  # sections of the page alone: heading, tables
     "steps": ("Where the time of a step goes", ("decomposition", "liger", "attention", "stacks")),
