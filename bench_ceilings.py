@@ -12,7 +12,7 @@ matmul        the best of a search over aligned shapes on the first GPU, then th
 model_matmul  every matmul of one training step at SEQ_LEN, forward and backward; the last row is all of them together,
               the ceiling of the dense part of a step.
 memory        copy (two streams) and triad (three) over arrays of several times the L2.
-collective    bus bandwidth as nccl-tests defines it, by the slowest rank.
+collective    bus bandwidth as nccl-tests defines it: calls back to back, by the slowest rank.
 
 A GPU under 60 % of what its kind is known to reach, or of this box's median, is called unhealthy: find out why before
 comparing anything measured on it. Each row is also a JSON line in results/<gpu>/ceilings_<time>.jsonl.
@@ -28,7 +28,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import ClassVar
@@ -40,9 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import flops, gpus, records
-from harness.measure import box, matmul, memory, runs
+from harness.measure import box, matmul, runs
 from harness.measure.settings import fail_setting, load
-from harness.measure.timing import iterations_ms, summarise
+from harness.measure.timing import back_to_back_ms, iterations_ms, summarise
 
 UNHEALTHY = 0.6
 
@@ -100,6 +99,7 @@ class Team:
             value = measure(self.mine[0]) if self.rank == 0 else None
         except (matmul.CannotRun, torch.OutOfMemoryError) as reason:
             value = str(reason).splitlines()[0]
+            value = value if isinstance(reason, matmul.CannotRun) else f"kernel: {value}"
         return self.share(value)[0]
 
 
@@ -120,20 +120,15 @@ def bus_factor(name: str, n: int) -> float:
 
 
 def collective(name: str, message: int, team: Team) -> float:
-    """Bus bandwidth in GB/s for `message` bytes over all ranks, by the slowest rank of each of 20 iterations."""
+    """Bus bandwidth in GB/s for `message` bytes over all ranks, by the slowest rank's 20 calls back to back."""
     whole = torch.randn(message // 2 // team.world * team.world, device=team.mine[0]).bfloat16()
     part = whole[: len(whole) // team.world].clone()
     gather = functools.partial(dist.all_gather_into_tensor, whole, part)
-    run, times = functools.partial(dist.all_reduce, whole) if name == "all_reduce" else gather, []
-    for _ in range(5 + 20):  # all_reduce grows the values n-fold each time; bf16 holds 8**25
-        team.share(None)
-        memory.synchronize(team.device)
-        start = time.perf_counter()
-        run()
-        memory.synchronize(team.device)
-        times.append(time.perf_counter() - start)
-    slowest = [max(row) for row in zip(*team.share(times), strict=True)][5:]
-    return bus_factor(name, team.world) * 2 * len(whole) / statistics.median(slowest) / 1e9
+    run = functools.partial(dist.all_reduce, whole) if name == "all_reduce" else gather
+    back_to_back_ms(run, team.device, 5)  # all_reduce grows the values n-fold each time; bf16 holds 8**25
+    team.share(None)
+    slowest = max(team.share(back_to_back_ms(run, team.device, 20)))
+    return bus_factor(name, team.world) * 2 * len(whole) / slowest / 1e6
 
 
 def over_gpus(per_gpu: list[float], expected: float | None) -> dict:
@@ -180,7 +175,7 @@ def model_matmuls(s: CeilingSettings, team: Team) -> Iterator[dict]:
         seen = team.first(functools.partial(matmul.timed, matmul.as_autograd, which, shape, s.seed, 200))
         if isinstance(seen, str):
             complete = False
-            yield row | {"reason": f"kernel: {seen}"}
+            yield row | {"reason": seen}
             continue
         flop, spent = flop + times * 2 * math.prod(shape), spent + times * seen.median
         yield row | {"value": matmul.tflops(shape, seen.median)}

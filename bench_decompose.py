@@ -62,6 +62,9 @@ def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Dec
         notes.append(f"busy only {busy:.0%} of the step: the host is too slow, or each step compiles something (JIT)")
     if share > 0.95:
         notes.append(f"attention is {share:.0%} of the kernel time: is some other kernel taken for attention?")
+    if not share:
+        names = "; ".join(name[:60] for name, _ in first.longest[:3])
+        notes.append(f"no attention kernel: if there should be one, no rule knows its name. The longest: {names}")
     if not first.on_gpu:
         notes.append("buckets are from CPU operators: their self time and intervals, slowed by the profiler alike")
     profiled = first.window / 1e6 / (first.steps or 1)

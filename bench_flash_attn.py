@@ -8,7 +8,9 @@
 Each kernel's output and gradients are first compared with fp32. Times are of single iterations on random data, the L2
 emptied and the gradients dropped between them, by device events. `burst` is the first fraction of a second, `sustained`
 the second half of SUSTAINED_S seconds without a pause, when power and heat have set the clocks; in a training step
-expect the sustained rate or less. Each result is one JSON line, also in results/<gpu>/attention_<time>.jsonl:
+expect the sustained rate or less. On a GPU the kernels' own time stands beside the call's: at short lengths the call is
+mostly the host's launches, and then marked host-bound. Each result is one JSON line, also in
+results/<gpu>/attention_<time>.jsonl:
 
     seqlen, fwd_ms, fwd_tflops, fwd_bwd_ms     causal forward: 4 * batch * s^2 * heads * head_dim / 2 FLOPs
     fwd_bwd_tflops                             the kernel's own count, 3.5 x forward: its backward recomputes the scores
@@ -39,10 +41,11 @@ from harness import records
 from harness.measure import attention, box, runs, telemetry
 from harness.measure.model import hf_config
 from harness.measure.settings import CPU_SEQLENS, Settings, load
-from harness.measure.timing import iterations_ms, summarise
+from harness.measure.timing import iterations_ms, kernels_ms, summarise
 
 ROUNDS = 3  # each kernel is timed so often, in turn with the others
 KERNEL_COUNT, MODEL_COUNT = 3.5, 3  # FLOPs of forward and backward, in forwards
+HOST_BOUND = 1.10  # a call that takes longer than this many times its kernels was timed with the host's launches
 
 
 class AttentionSettings(runs.BenchSettings):
@@ -131,6 +134,14 @@ def figures(times: dict[str, list[float]], tflop: float) -> dict:
     return found | {"fwd_bwd_ms_low": both.low, "fwd_bwd_ms_high": both.high, "n": both.n}
 
 
+def own_times(work: dict, found: dict, device: str, leaves: list[torch.Tensor]) -> dict:
+    """The kernels' own time beside the call's, and whether the two differ by more than HOST_BOUND; {} without a GPU."""
+    own = {f"{what}_kernel_ms": kernels_ms(work[what], device, leaves) for what in ("fwd", "fwd_bwd")}
+    if None in own.values():
+        return {}
+    return own | {"host_bound": any(found[k.replace("_kernel", "")] > HOST_BOUND * ms for k, ms in own.items())}
+
+
 def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler: telemetry.Sampler):
     """Yields (kernel, mode, GPU state, figures): the bursts in alternation, then each kernel's sustained rate."""
     qkv, grad = attention.random_inputs(device, seqlen=seqlen, seed=s.seed, **s.shape)
@@ -145,7 +156,8 @@ def measure(ready: dict, s: AttentionSettings, seqlen: int, device: str, sampler
                 times[label][what] += iterations_ms(run, device, s.burst_ms / ROUNDS, leaves)
             states[label] = telemetry.combine([sampler.take()])  # of the last round
     for label in work:
-        yield label, "burst", states[label], figures(times[label], tflop)
+        found = figures(times[label], tflop)
+        yield label, "burst", states[label], found | own_times(work[label], found, device, leaves)
     for label in work if s.sustained_s else ():
         start, late = time.monotonic(), []
         while not late or time.monotonic() - start < s.sustained_s:
@@ -160,16 +172,22 @@ def show(rows: list[records.AttentionTime]) -> None:
     table = Table(title="causal attention, bf16, median of single iterations", title_justify="left")
     numbers = {"fwd ms": "fwd_ms", "fwd TFLOPS": "fwd_tflops", "bwd ms": "bwd_ms", "fwd+bwd ms": "fwd_bwd_ms",
                "TFLOPS (3.5x)": "fwd_bwd_tflops", "TFLOPS (3x)": "model_tflops"}  # fmt: skip
-    for column in ("seqlen", "kernel", "mode", *numbers, "95 % of iterations ms", "SM MHz"):
+    if any(r.host_bound is not None for r in rows):
+        numbers |= {"fwd kernels ms": "fwd_kernel_ms", "fwd+bwd kernels ms": "fwd_bwd_kernel_ms"}
+    for column in ("seqlen", "kernel", "mode", *numbers, "95 % of iterations ms", "SM MHz", ""):
         table.add_column(column, justify="left" if column in ("kernel", "mode") else "right")
     for r in (r for r in rows if r.error is None):
         values = [getattr(r, name) for name in numbers.values()]
         spread = f"{r.fwd_bwd_ms_low:.4g} - {r.fwd_bwd_ms_high:.4g}"
         clock = f"{r.gpu_state.sm_clock_mhz:.4g}" if r.gpu_state and r.gpu_state.sm_clock_mhz else ""
         cells = ["" if value is None else f"{value:.4g}" for value in values]
-        table.add_row(str(r.seqlen), r.backend, r.mode, *cells, spread, clock)
-    console = Console(width=140)
+        table.add_row(str(r.seqlen), r.backend, r.mode, *cells, spread, clock, "host-bound" if r.host_bound else "")
+    console = Console(width=170, markup=False, emoji=False)  # a reason is a library's own text
     console.print(table)
+    if any(r.host_bound for r in rows):
+        console.print("host-bound: the call takes over 10 % longer than its kernels; it times the host's launches")
+    for r in (r for r in rows if r.error):
+        console.print(f"not measured: {r.error}")
     console.print("kernel count / model count = 3.5 / 3 = 7/6 = 1.167: the same time, counted in two ways")
 
 

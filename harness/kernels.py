@@ -43,7 +43,8 @@ RULES = tuple(
         # NCCL's copy-engine collectives (2.28 on) are among these; their names do not tell.
         ("copy", r"^mem(cpy|set)\b | ^__amd_rocclr_(copy|fill)"),
         ("communication", r"""nccl\w*(kernel|symk) | ^c10d:: | ^record_param_comms | nvshmem | deep_ep
-                              | (one|two)_?shot_all | multimem_all | cross_device_reduce"""),
+                              | (one|two)_?shot_all | multimem_all | cross_device_reduce
+                              | trtllm\w*_all_?(reduce|toall) | all_?reduce_fusion | moe_?all_?to_?all"""),
         ("optimizer", r"multi_?tensor | adam(w|u|f|\b|_) | _foreach_"),
         # Names built from the operators or types beside them: they may say attention, gemm or cutlass and be neither.
         ("other", r"^triton_(poi|red|per|for|spl)_ | at::native | fbgemm_gpu | split_embedding"),
@@ -185,10 +186,14 @@ class Split:
         return out | {"idle": max(0.0, step_ms - sum(out.values()))}
 
     def check(self, world_size: int | None = None, min_attention: int = 0) -> None:
-        """Raises ProfileError: a training step's bucket is empty, or has under `min_attention` attention kernels."""
+        """Raises ProfileError: a training step's bucket is empty, or has under `min_attention` attention kernels.
+
+        Without that number attention may be missing: not every model has it.
+        """
         longest = "; ".join(f"{name[:70]} ({ns / 1e6:.3f} ms)" for name, ns in self.longest[:3])
         what = f"of {self.counts.total()} events; a name missing in RULES? Longest: {longest}"
-        for kind in ("attention", "matmul", *(["communication"] if (world_size or 1) > 1 else [])):
+        kinds = ["attention"] * bool(min_attention) + ["matmul"] + ["communication"] * ((world_size or 1) > 1)
+        for kind in kinds:
             if not self.counts[kind]:
                 raise ProfileError(f"no {kind}", what)
         if (found := self.counts["attention"]) < min_attention:

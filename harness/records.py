@@ -284,6 +284,9 @@ class AttentionTime(Base):
     fwd_bwd_ms_low: float | None = Field(None, description="2.5th percentile of the iterations")
     fwd_bwd_ms_high: float | None = None
     n: int | None = None
+    fwd_kernel_ms: float | None = Field(None, description="the kernels' own time, by the profiler")
+    fwd_bwd_kernel_ms: float | None = None
+    host_bound: bool | None = Field(None, description="a call takes over 10 % longer than its kernels")
     max_error: float | None = Field(None, description="of output and gradients against fp32, over the largest value")
     gpu_state: GpuState | None = None
     error: str | None = Field(None, description="why this backend gave no time")

@@ -152,6 +152,8 @@ import torch
 CAPABILITY = (9, 0)
 torch.cuda.is_available = lambda: True  # before transformers looks
 torch.cuda.get_device_capability = lambda *device: CAPABILITY
+import torch.utils._triton
+torch.utils._triton.has_triton = lambda: False  # torchao, which transformers imports, would look at that GPU
 from transformers import AutoModelForCausalLM, LlamaConfig
 from harness.measure import attention
 

@@ -517,7 +517,7 @@ def test_a_saved_trace_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     "events, flags, code, message",
     [
-        ([kernel(GEMM, 0, 50), kernel(NCCL, 0, 9)], [], 4, "no attention"),
+        ([kernel(FLASH, 0, 50), kernel(NCCL, 0, 9)], [], 4, "no matmul"),
         ([kernel(FLASH, 0, 50), kernel(GEMM, 50, 60), kernel(COPY, 0, 9, 3, "gpu_memcpy")], [], 4, "no communication"),
         ([kernel(FLASH, 5, 5)], [], 4, "no durations"),
         ([], [], 4, "no events"),
@@ -528,6 +528,16 @@ def test_traces_that_cannot_be_split(tmp_path, events, flags, code, message):  #
     path = write_trace(tmp_path / "trace.json", events)
     done = run("bench_decompose.py", "--trace", path, *flags, code=code)
     assert message in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_model_without_attention_has_its_table(tmp_path):
+    path = write_trace(
+        tmp_path / "trace.json", [kernel(GEMM, 0, 50), kernel("selective_scan", 50, 60), kernel(NCCL, 60, 70)]
+    )
+    done = run("bench_decompose.py", "--trace", path)
+    table = printed(done.stdout)
+    assert (table["attention"], table["matmul"], table["total"]) == (0, 0.05, 0.1)
+    assert "note: no attention kernel" in done.stdout and "selective_scan" in done.stdout
 
 
 def test_wrong_use_of_trace(tmp_path):

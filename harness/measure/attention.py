@@ -22,7 +22,10 @@ import torch.nn.functional as F
 from harness import kernels
 
 # The settings' words -> transformers' names.
-BACKENDS = {"fa4": "flash_attention_4", "fa3": "flash_attention_3", "fa2": "flash_attention_2", "sdpa": "sdpa"}
+BACKENDS = {
+    "fa4": "flash_attention_4", "fa3": "flash_attention_3", "fa2": "flash_attention_2", "sdpa": "sdpa",
+    "varlen": "sdpa_varlen",  # sdpa's for packed documents on a GPU; we give it this name, no setting does
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,13 @@ def choose(requested: str, capability: tuple[int, int] | None) -> str:
         return requested
     if capability is None:
         raise AttentionUnavailable(f"{requested} needs an NVIDIA GPU and there is none here: use ATTN=sdpa or auto")
+    if requested == "varlen":
+        if capability[0] < 8 or not importlib.util.find_spec("torch.nn.attention.varlen"):
+            raise AttentionUnavailable(
+                f"DOC_LEN with sdpa needs torch's varlen_attn, which {torch.__version__} on compute capability "
+                f"{capability[0]}.{capability[1]} has not: take a GPU of 8.0 or later and torch 2.13"
+            )
+        return requested
     majors = PACKAGES[requested].majors
     if capability[0] not in majors:
         fits = ", ".join(f"{major}.x" for major in majors)
@@ -82,17 +92,62 @@ def choose(requested: str, capability: tuple[int, int] | None) -> str:
     return requested
 
 
+def for_documents(backend: str, capability: tuple[int, int] | None, longest: int, memory_gib: float) -> str:
+    """The backend for packed documents in sequences of up to `longest` tokens; sdpa knows no documents.
+
+    On a GPU that is varlen. On a CPU it is sdpa with a mask, refused (AttentionUnavailable, kind wrong_setting) where
+    it takes over half of the memory that a rank has (`memory_gib`): the rest is for the model.
+    """
+    if backend != "sdpa" or capability:
+        return "varlen" if backend == "sdpa" else backend
+    mask_gib = 3 * longest**2 / 2**30  # a byte a pair, and two of the bf16 copy that torch's kernel makes of it
+    if mask_gib > memory_gib / 2:
+        raise AttentionUnavailable(
+            f"DOC_LEN with {longest} tokens: on a CPU the mask of the documents takes {mask_gib:.1f} GiB or more, over "
+            f"half of the {memory_gib:.1f} GiB that a rank has; use shorter lengths",
+            "wrong_setting",
+        )
+    return backend
+
+
+def attend_documents(
+    module, query, key, value, attention_mask, scaling=None, sliding_window=None, cu_seq_lens_q=None,
+    max_length_q=None, **_,
+):  # fmt: skip
+    """transformers' attention function for varlen: (batch, heads, seqlen, head_dim) in, the output transposed.
+
+    Causal within each document of the int32 offsets `cu_seq_lens_q`; without them each sequence is one.
+    """
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds to import, and few need it
+
+    batch, _, seqlen, _ = query.shape
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q = torch.arange(0, (batch + 1) * seqlen, seqlen, dtype=torch.int32, device=query.device)
+        max_length_q = seqlen
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+    out = varlen_attn(
+        q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling,
+        window_size=((sliding_window or 0) - 1, 0), enable_gqa=True,
+    )  # fmt: skip
+    return out.unflatten(0, (batch, seqlen)), None
+
+
 def require(backend: str, capability: tuple[int, int] | None) -> None:
     """Raises AttentionUnavailable, with what to do, unless the backend's package is usable by transformers here."""
     choose(backend, capability)
-    if backend == "sdpa":
+    if backend == "varlen":
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register(BACKENDS[backend], attend_documents)
+    if backend not in PACKAGES:
         return
     package = PACKAGES[backend]
     name, found = package.distribution, version(package.distribution)
     if found is None:
         # With that package transformers fetches a community kernel instead, and only warns.
         hub = ", and the `kernels` package here would replace it quietly" if importlib.util.find_spec("kernels") else ""
-        raise AttentionUnavailable(f"{name} is not installed{hub}: run {package.install}")
+        beside = ", which adds it beside flash-attn-3" if backend == "fa4" and capability[0] == 9 else ""
+        raise AttentionUnavailable(f"{name} is not installed{hub}: run {package.install}{beside}")
     rival = {"fa4": "flash-attn", "fa2": "flash-attn-4"}.get(backend, "")
     if rival and version(rival):
         raise AttentionUnavailable(
@@ -159,7 +214,7 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
         raise AttentionUnavailable(f"{name} {what} [{_one_line(error)}]") from error
     if not function.startswith(package.module if package else "torch"):
         raise AttentionUnavailable(f"{backend} was asked for, {function} was called", "attn_mismatch")
-    if backend != "sdpa" and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):
+    if package and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):
         raise AttentionUnavailable(f"{backend} was asked for, PyTorch's own {seen[0]} ran", "attn_mismatch")
     return Probe(function, seen, checked_error(backend, results, *inputs))
 
@@ -188,7 +243,7 @@ def _called_function(run) -> str:
     called: list[str] = []
 
     def hook(frame, event, argument):  # pragma: no cover (runs on a CPU too, but no tracer sees a profile hook)
-        if event == "call" and frame.f_code.co_name in ("flash_attn_func", "flash_attn_varlen_func"):
+        if event == "call" and frame.f_code.co_name in ("flash_attn_func", "flash_attn_varlen_func", "varlen_attn"):
             called.append(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}")
         elif event == "c_call" and getattr(argument, "__name__", "") == "scaled_dot_product_attention":
             called.append("torch.nn.functional.scaled_dot_product_attention")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pynvml
 
 from harness import gpus, records
-from harness.measure import stack
+from harness.measure import stack, telemetry
 from harness.measure.settings import fail_setting
 from harness.measure.telemetry import ask
 
@@ -52,7 +52,7 @@ def device_facts(device: str, index: int = 0) -> dict:
             "capability": (p.major, p.minor),
             "memory_gib": p.total_memory / 2**30,
             "sm_count": p.multi_processor_count,
-            "uuid": f"GPU-{p.uuid}",
+            "uuid": f"GPU-{str(p.uuid).removeprefix('GPU-')}",
         }
     host = stack.host()
     return {"name": host.cpu or "CPU", "capability": None, "memory_gib": host.ram_gib, "sm_count": None, "uuid": None}
@@ -96,7 +96,7 @@ def nvml_facts(uuids: list[str]) -> dict:
     """Driver, power limit, highest SM clock and link kinds of these GPUs; {} where NVML does not answer."""
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(u) for u in uuids]
+        handles = [telemetry.handle(u) for u in uuids]
     except pynvml.NVMLError:
         return {}
     power = ask("nvmlDeviceGetEnforcedPowerLimit", handles[0])
@@ -151,9 +151,12 @@ def visible_gpus() -> list[VisibleGpu]:
         return here
     chosen = []
     for word in filter(None, (w.strip() for w in asked.split(","))):
+        if word == "-1":
+            break  # CUDA takes what stands before it: alone it hides every GPU
         if word.startswith("MIG"):
             fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: a MIG slice does not compare with a whole GPU")
-        matches = [g for g in here if (g.index == int(word) if word.isdecimal() else g.uuid.startswith(word))]
+        bare = word.removeprefix("GPU-")
+        matches = [g for g in here if (g.index == int(word) if word.isdecimal() else g.uuid[4:].startswith(bare))]
         if len(matches) != 1:
             fail_setting(f"CUDA_VISIBLE_DEVICES={asked}: no GPU {word!r} here")
         chosen += matches

@@ -73,12 +73,18 @@ def candidates(seed: int, device: str, known: Shape | None) -> Iterator[Shape]:
 
 
 def timed(make: Callable, what: str, shape: Shape, seed: int, budget_ms: float, device: str) -> Times:
-    """What `operands` or `as_autograd` makes, timed."""
-    return summarise(iterations_ms(make(what, shape, device, seed), device, budget_ms))
+    """What `operands` or `as_autograd` makes, timed. Raises CannotRun when cuBLAS refuses this one shape."""
+    try:
+        return summarise(iterations_ms(make(what, shape, device, seed), device, budget_ms))
+    except RuntimeError as error:
+        if "CUBLAS_STATUS" not in str(error):
+            raise
+        raise CannotRun(f"kernel: {str(error).splitlines()[0]}") from error
 
 
 def search(fmt: str, gpu: gpus.Gpu | None, budget_s: float, seed: int, device: str) -> Shape:
-    """The fastest shape found in the time: a short look at each, a longer one at the best. Raises CannotRun."""
+    """The fastest shape found in the time: a short look at each, a longer one at the best. What cuBLAS refuses is said
+    and passed over; raises CannotRun when that is all, or when the format does not run."""
     if gpu and fmt in gpu.unsupported:
         raise CannotRun(f"silicon: the {gpu.label} has no {fmt}")
     try:
@@ -95,12 +101,18 @@ def search(fmt: str, gpu: gpus.Gpu | None, budget_s: float, seed: int, device: s
     found, deadline, told = {}, time.monotonic() + budget_s, time.monotonic()
     ceiling = gpu.ceilings.get(fmt) if gpu else None
     for shape in candidates(seed, device, ceiling and ceiling.shape):
-        found[shape] = rate(shape, 20)
+        try:
+            found[shape] = rate(shape, 20)
+        except CannotRun as reason:
+            refusal = reason
+            print(f"# {fmt}: {shape} skipped, {reason}", file=sys.stderr, flush=True)
         if time.monotonic() > deadline:
             break
-        if time.monotonic() - told > 5:
+        if found and time.monotonic() - told > 5:
             told, best = time.monotonic(), max(found, key=found.get)
             print(f"# {fmt}: {len(found)} shapes, best {found[best]:.1f} TFLOPS at {best}", file=sys.stderr, flush=True)
+    if not found:
+        raise refusal
     return max(sorted(found, key=found.get)[-FINALISTS:], key=lambda shape: rate(shape, 300))
 
 

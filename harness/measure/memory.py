@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ SOURCE = {
     "cuda": "torch's caching allocator: reserved (and allocated), peak of the timed steps, worst rank",
     "cpu": "resident set of the rank's process (VmHWM), peak of the timed steps, worst rank; no GPU memory",
 }
+
+
+# Free disk asked for before a snapshot or a trace is written, whose size nobody knows before; chosen, not measured.
+ROOM_GIB = 2
 
 
 @dataclass
@@ -73,20 +78,31 @@ def start_history(device: str) -> None:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
 
 
+def no_room(folder: Path) -> str | None:
+    """Why nothing large should be written there, or None. What is measured goes to small files, which need the rest."""
+    free = shutil.disk_usage(folder).free / 2**30
+    return None if free >= ROOM_GIB else f"No space left on device: {free:.2f} GiB free, {ROOM_GIB} GiB are asked for"
+
+
 def dump_history(device: str, path: Path) -> str:
-    """Write the allocator's history for pytorch.org/memory_viz and stop it; says what was done."""
+    """Write the allocator's history for pytorch.org/memory_viz and stop it; says what was done. Raises no OSError."""
     if device != "cuda":
         return "no memory snapshot: the CPU has no caching allocator"
-    torch.cuda.memory._dump_snapshot(str(path))
+    try:
+        if not (reason := no_room(path.parent)):
+            torch.cuda.memory._dump_snapshot(str(path))
+    except OSError as error:
+        reason = str(error)
+        path.unlink(missing_ok=True)  # half of it is of no use, and the records need the room
     torch.cuda.memory._record_memory_history(enabled=None)
-    return f"memory snapshot: {path}"
+    return f"no memory snapshot: {reason}" if reason else f"memory snapshot: {path}"
 
 
 class PhaseClock:
     """Time between named borders of a step, without stopping the device: events on a GPU, wall clock on a CPU."""
 
-    def __init__(self, device: str):
-        self.device = device
+    def __init__(self, device: str, phases: tuple[str, ...] = ("forward", "backward", "optimizer")):
+        self.device, self.phases = device, phases
         self.marks: list[tuple[str, object]] = []
 
     def mark(self, name: str) -> None:
@@ -99,7 +115,7 @@ class PhaseClock:
 
     def phases_ms(self) -> dict[str, float]:
         """Milliseconds in each phase, summed over micro-steps. The device must be synchronised by now."""
-        phases = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+        phases = dict.fromkeys(self.phases, 0.0)
         for (name, begin), (_, end) in zip(self.marks, self.marks[1:], strict=False):
             phases[name] += begin.elapsed_time(end) if self.device == "cuda" else (end - begin) * 1e3
         return phases

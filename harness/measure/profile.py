@@ -24,8 +24,11 @@ def record(step: Callable[[], object], steps: int, device: str, keep: Path | Non
     """The trace of `steps` calls of `step`, each between device synchronisations, after one window thrown away: a
     session's first kernels can be lost, and starting the profiler costs time.
 
-    keep: where the trace file (.json or .json.gz) stays, without the machine's name; None: nowhere.
+    keep: where the trace file (.json or .json.gz) stays, without the machine's name; None: nowhere. Raises OSError
+    before anything runs where the temporary folder has no room; one that cannot be kept is only said.
     """
+    if reason := memory.no_room(Path(tempfile.gettempdir())):
+        raise OSError(f"{reason} for a trace in {tempfile.gettempdir()}; TMPDIR names another folder")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     for window in (1, steps):
         with profile(activities=activities) as profiler:
@@ -37,8 +40,17 @@ def record(step: Callable[[], object], steps: int, device: str, keep: Path | Non
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(exported))
-        data = _PRIVATE.sub(r'"\1": ""', exported.read_text(errors="replace")).encode()
-        path = keep or exported
+        if keep:
+            _keep(_PRIVATE.sub(r'"\1": ""', exported.read_text(errors="replace")).encode(), keep)
+        return kernels.read_trace(exported)
+
+
+def _keep(trace: bytes, path: Path) -> None:
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(data, 6) if path.suffix == ".gz" else data)
-        return kernels.read_trace(path)
+        if reason := memory.no_room(path.parent):
+            raise OSError(reason)
+        path.write_bytes(gzip.compress(trace, 6) if path.suffix == ".gz" else trace)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        print(f"# the trace is not kept: {error}", flush=True)

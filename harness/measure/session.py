@@ -35,8 +35,8 @@ class WrongSetting(RuntimeError):
 def deepspeed_config(settings: Settings, device: str) -> dict:
     """DeepSpeed's config for these settings; nothing in it depends on the sequence length."""
     zero: dict = {"stage": settings.zero_stage}
-    if settings.zero_stage == 3:
-        # transformers reads these for ZeRO-3; the defaults would be the same for every model size.
+    if settings.zero_stage:
+        # Left out, DeepSpeed 0.19 overlaps only at stage 3 (zero/config.py), and stages 1 and 2 come out too slow.
         zero |= {"overlap_comm": True, "contiguous_gradients": True}
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
@@ -75,12 +75,12 @@ def run(settings: Settings, kind: str) -> Iterator[Trainer]:
     except Exception as error:
         rank = int(os.environ.get("RANK", 0))
         with contextlib.suppress(OSError):  # the disk may be what is full
-            if trainer and settings.mem_debug:
-                trainer.dump_memory()
             # On another node than rank 0's the file is not there, and standard error has to do.
             if settings.result_file and settings.result_file.exists():
                 with records.Writer(settings.result_file) as out:
                     out.write(rank_error(error, rank, trainer))
+        if trainer and settings.mem_debug:
+            trainer.dump_memory()
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -134,6 +134,10 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         torch.cuda.set_device(local_rank)
     facts = box.device_facts(device, local_rank)
     backend = attention.choose(settings.attn, facts["capability"])
+    if settings.doc_len:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)  # torchrun's, DeepSpeed's
+        share = facts["memory_gib"] / (ranks if device == "cpu" else 1)
+        backend = attention.for_documents(backend, facts["capability"], max(settings.lengths), share)
     attention.require(backend, facts["capability"])
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would add a fill to every torch.empty

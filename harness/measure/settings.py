@@ -152,13 +152,18 @@ def fail_setting(message: str):
 def load(cls: type[Settings] = Settings, argv: list[str] | None = None, description: str | None = None) -> Settings:
     """Settings from the command line and the environment; exits 2 on a wrong one.
 
+    DETERMINISTIC=1 also sets the variables that cuBLAS and FlashAttention want: call it before torch is imported.
     The launcher's own --local_rank is accepted and ignored: LOCAL_RANK says the same.
     `description` is what --help prints first (a script's docstring).
     """
     argv = [a for a in (sys.argv[1:] if argv is None else argv) if not a.startswith(("--local_rank", "--local-rank"))]
     named = type(cls.__name__, (cls,), {"__doc__": description}) if description else cls
     try:
-        return named(_cli_parse_args=argv, _cli_prog_name=os.path.basename(sys.argv[0]))
+        settings = named(_cli_parse_args=argv, _cli_prog_name=os.path.basename(sys.argv[0]))
+        if getattr(settings, "deterministic", False):
+            os.environ["FLASH_ATTENTION_DETERMINISTIC"] = "1"  # transformers hands it to the kernel
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch.use_deterministic_algorithms names it
+        return settings
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).upper() if first["loc"] else ""

@@ -37,6 +37,11 @@ def ask(function: str, *arguments):
         return None
 
 
+def handle(uuid: str):
+    """NVML's handle of the GPU with this UUID, with "GPU-" before it or without. Raises NVMLError."""
+    return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+
+
 class Sampler:
     """Samples the GPU with this UUID until closed; `uuid` None gives a sampler whose states are all None."""
 
@@ -49,7 +54,7 @@ class Sampler:
             return
         try:
             pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handle = handle(uuid)
         except pynvml.NVMLError:
             return
         self._energy_mj = ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)

@@ -70,7 +70,7 @@ class Trainer:
             lengths = torch.diff(starts, append=torch.tensor([seq_len]))
             batch["position_ids"] = torch.cat([torch.arange(n) for n in lengths.tolist()])[None]
             batch["labels"][:, starts] = -100
-            if self.run.attention.backend != "sdpa":  # sdpa makes its mask from the position ids
+            if self.run.attention.backend != "sdpa":  # that one, on a CPU, makes its mask from the position ids
                 offsets = torch.cat([starts, torch.tensor([seq_len])]).int()
                 longest = int(lengths.max())  # a Python int: a tensor would cost a host sync per layer, or a compile
                 batch |= {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets}
@@ -93,9 +93,9 @@ class Trainer:
     def timed_step(self, batch: dict, seq_len: int, number: int, warmup: bool) -> records.Step:
         """Run one step between two device synchronisations and gather every rank's figures into one record."""
         clock = memory.PhaseClock(self.device)
-        dist.barrier()  # a rank that comes late would be measured as communication by the others
-        self.sampler.take()
+        self.sampler.take()  # NVML answers each rank after another while, so before they meet
         retries = memory.alloc_retries(self.device)
+        dist.barrier()  # a rank that comes late would be measured as communication by the others
         memory.synchronize(self.device)
         start = time.perf_counter()
         loss = self.step(batch, clock.mark)
