@@ -7,9 +7,6 @@ A test adds rows with the `check` fixture and fails at its end when one does not
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from harness.measure import box
 from tests.gpu import launches
@@ -55,13 +52,4 @@ def pytest_runtest_makereport(item, call):
 def pytest_terminal_summary(terminalreporter):
     if not (launches.MODE and ROWS):
         return
-    where = "a rehearsal on this CPU, which says nothing of any GPU" if launches.REHEARSAL else launches.facts()["name"]
-    table = Table("check", "figure", "holds", title=where, title_justify="left")
-    words = {True: "yes", False: "NO", None: "not run"}
-    for name, figure, holds in ROWS:
-        table.add_row(escape(name), escape(figure), words[holds])
-    console = Console(width=150, highlight=False)
-    console.print(table)
-    if absent := [told for module, told in launches.OPTIONAL.items() if not launches.there(module)]:
-        console.print(f"absent here: {', '.join(absent)}")
-    console.print(", ".join(f"{sum(row[2] is holds for row in ROWS)} {word}" for holds, word in words.items()))
+    launches.show(ROWS)

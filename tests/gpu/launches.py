@@ -10,11 +10,15 @@ import gc
 import importlib.util
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from harness import gpus, records
 from harness.measure import attention, box, failures
@@ -71,11 +75,19 @@ def model_name() -> str:
     return "tiny" if REHEARSAL else "llama-3.1-8b" if facts()["memory_gib"] > 70 else "llama-3.2-1b"
 
 
-def launch(folder: Path, *command: str, **settings) -> list[records.Base]:
+class LaunchError(RuntimeError):
+    """What a launch died of; with its return code and the lines of its output."""
+
+    def __init__(self, cause, returncode: int, lines: list[str]):
+        super().__init__(f"{cause.kind}: {cause.error}")
+        self.returncode, self.lines = returncode, lines
+
+
+def launch(folder: Path, *command: str, limit_s: float = 900, **settings) -> list[records.Base]:
     """The records that a script of this project writes under `folder`; each of them has to validate.
 
-    Skips when DeepSpeed, or the CUDA toolkit that it compiles its ops with, is missing; raises RuntimeError with the
-    cause of any other failure.
+    Skips when DeepSpeed, or the CUDA toolkit that it compiles its ops with, is missing; raises LaunchError with the
+    cause of any other failure, TimeoutExpired when it is not done in `limit_s`: then none of its processes is left.
     """
     defaults = {}
     if "-m" in command:  # a training step
@@ -92,15 +104,35 @@ def launch(folder: Path, *command: str, **settings) -> list[records.Base]:
         del env["DS_ACCELERATOR"]
         gc.collect()
         torch.cuda.empty_cache()  # of this process: the launch needs the memory
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, text=True, start_new_session=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        lines = process.communicate(timeout=limit_s)[0].splitlines()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # the ranks too
+        raise
     found = [records.parse(line) for file in sorted(folder.glob("*/*.jsonl")) for line in file.open()]
-    if done.returncode:
-        cause = next((r for r in found if r.record == "failure"), None)
-        cause = cause or failures.classify((done.stdout + done.stderr).splitlines(), done.returncode)
+    if process.returncode:
+        cause = next(iter(of(found, "failure")), None)
+        cause = cause or failures.classify(lines, process.returncode, of(found, "rank_error"))
         if cause.kind == "toolkit_missing":
             pytest.skip(f"DeepSpeed's ops need the CUDA toolkit: {cause.error}")
-        raise RuntimeError(f"{cause.kind}: {cause.error}")
+        raise LaunchError(cause, process.returncode, lines)
     return found
+
+
+def show(rows: list[tuple[str, str, bool | None]]) -> None:
+    """The table: check, figure, holds or not; and what this box lacks."""
+    where = "a rehearsal on this CPU, which says nothing of any GPU" if REHEARSAL else facts()["name"]
+    table = Table("check", "figure", "holds", title=where, title_justify="left")
+    words = {True: "yes", False: "NO", None: "not run"}
+    for name, figure, holds in rows:
+        table.add_row(escape(name), escape(figure), words[holds])
+    console = Console(width=150, highlight=False)
+    console.print(table)
+    if absent := [told for module, told in OPTIONAL.items() if not there(module)]:
+        console.print(f"absent here: {', '.join(absent)}")
+    console.print(", ".join(f"{sum(row[2] is holds for row in rows)} {word}" for holds, word in words.items()))
 
 
 def of(found: list[records.Base], record: str, seq_len: int | None = None) -> list:
@@ -132,6 +164,16 @@ def step_problems(run: records.Run, steps: list[records.Step], summary: records.
     elif on_gpu and not 0 < (summary.peak_allocated_gib or 0) <= summary.peak_mem_gib <= run.gpu.memory_gib:
         problems.append("peak memory is not: allocated <= reserved <= the GPU's")
     return problems
+
+
+def step_row(found: list[records.Base], seq_len: int | None = None) -> tuple[str, bool]:
+    """(figure, holds) of the measured length, or of the only one."""
+    got = one(found, "summary", seq_len)
+    problems = step_problems(one(found, "run"), of(found, "step", seq_len), got)
+    mfu, peak = ("unknown" if x is None else f"{x:{form}}" for x, form in ((got.mfu, ".1%"), (got.peak_mem_gib, ".1f")))
+    rate = "unknown" if got.tflops is None else f"{got.tflops:.4g}"
+    figure = f"{got.seq_len} tokens: {got.median_ms:.0f} ms, {rate} TFLOPS, MFU {mfu}, {peak} GiB"
+    return "; ".join([figure, *problems]), not problems
 
 
 def silent_gauges(steps: list[records.Step]) -> list[str]:

@@ -14,18 +14,23 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-mode=venv
-case ${1-} in
-    --help | -h) sed -n '2,/^set /s/^# \{0,1\}//p' "tests/gpu/run.sh"; exit 0 ;;
-    --system | --rehearse) mode=${1#--}; shift ;;
-esac
+mode=venv what=run
+while true; do
+    case ${1-} in
+        --help | -h) sed -n '2,/^\(set\|exec\) /s/^# \{0,1\}//p' "tests/gpu/$what.sh"; exit 0 ;;
+        --system | --rehearse) mode=${1#--} ;;
+        --first-look) what=first_look ;;
+        *) break ;;
+    esac
+    shift
+done
 
 if [[ $mode == rehearse ]]; then
     export DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
 else
     export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
     CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
-    if [[ -z $CUDA_VISIBLE_DEVICES || ${DS_ACCELERATOR-} == cpu ]]; then
+    if [[ -z ${CUDA_VISIBLE_DEVICES#-1} || ${DS_ACCELERATOR-} == cpu ]]; then
         why="CUDA_VISIBLE_DEVICES or DS_ACCELERATOR hides it"
     elif nvidia-smi -L 2>/dev/null | grep "^GPU " >/dev/null || compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
         why=""
@@ -34,6 +39,7 @@ else
     fi
     if [[ -n $why ]]; then
         echo "skipped: these checks need an NVIDIA GPU and there is none here ($why)"
+        [[ $what == run ]] || { echo "on one they would be:" && "${PYTHON:-python3}" -m tests.gpu.first_look --plan; }
         exit 77
     fi
 fi
@@ -54,4 +60,5 @@ if missing:
     sys.exit(2)
 PYTHON
 export GPU_SUITE=$mode
+[[ $what == run ]] || exec "$python" -m tests.gpu.first_look "$@"
 "$python" -m pytest tests/gpu -q -p no:cacheprovider --tb=short --show-capture=no -r "" "$@" || exit $(($? > 1 ? 2 : 1))

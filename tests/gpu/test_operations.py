@@ -9,7 +9,7 @@ import torch
 
 from harness.measure import attention, model, training, verify
 from harness.measure.settings import Settings
-from tests.gpu import launches
+from tests.gpu import judging, launches
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,9 @@ class Alone(training.Trainer):
 
 def test_packing(check):
     """packed documents against each document by itself"""
-    n, doc, word = 1000, 384, launches.backend()
+    n, doc, facts = 1000, 384, launches.facts()
+    word = attention.for_documents(launches.backend(), facts["capability"], n, facts["memory_gib"])
+    attention.require(word, facts["capability"])
     settings = Settings(
         _cli_parse_args=[], recipe="short-context", model=launches.model_name(), num_layers=1, weights="random",
         seq_len=n, doc_len=doc,
@@ -88,20 +90,12 @@ def test_packing(check):
 def test_ceilings(check, tmp_path):
     """ceilings of this GPU"""
     budget = 0.2 if launches.REHEARSAL else 3
-    found = launches.launch(tmp_path, "bench_ceilings.py", budget_s=budget, seq_len=1024)
-    rows = {(r.what, r.name): r for r in launches.of(found, "ceiling")}
-    gpu = launches.gpu()
-    told = [f"{name} {r.value:.4g}" if r.value else f"{name}: {r.reason}" for (what, name), r in rows.items()
-            if what == "matmul"]  # fmt: skip
-    # fp6 has no operation in torch, MXFP4 none on NVIDIA GPUs; the others run where the silicon and torch have them.
-    must = [rows["matmul", fmt] for fmt in ("bf16", "fp8", "nvfp4") if gpu and getattr(gpu, fmt)]
-    holds = rows["matmul", "bf16"].value and all(r.value or r.reason.startswith("torch") for r in must)
-    check("matmul formats run or say why", "; ".join(told)[:300], holds)
-    if not (gpu and gpu.bf16 and gpu.bandwidth_tb_s):
-        pytest.skip(f"no published peak and bandwidth of {launches.facts()['name']}")
-    rate, copy = rows["matmul", "bf16"].value / gpu.bf16, rows["memory", "copy"].value / gpu.bandwidth_tb_s / 1e3
-    check("bf16 matmul of the published peak, 60 to 100 %", f"{rate:.1%}", 0.6 <= rate <= 1)
-    check("memory copy of the published bandwidth, 60 to 105 %", f"{copy:.1%}", 0.6 <= copy <= 1.05)
+    for name, figure, holds in judging.ceilings(None, launches.launch(
+        tmp_path, "bench_ceilings.py", budget_s=budget, seq_len=1024
+    )):  # fmt: skip
+        if holds is None:
+            pytest.skip(figure)
+        check(name, figure, holds)
 
 
 def test_attention_burst(check, tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from harness.measure import attention
-from tests.gpu import launches
+from tests.gpu import judging, launches
 from tests.gpu.launches import LONG, SHORT, SWEEP, launch, of, one
 
 pytestmark = pytest.mark.gpu
@@ -30,11 +30,7 @@ def short_context(folder):
 
 def judge(check, name: str, found: list, seq_len: int) -> None:
     """The row of a measured length."""
-    got = one(found, "summary", seq_len)
-    problems = launches.step_problems(one(found, "run"), of(found, "step", seq_len), got)
-    mfu = "unknown" if got.mfu is None else f"{got.mfu:.1%}"
-    figure = f"{seq_len} tokens: {got.median_ms:.0f} ms, {got.tflops:.4g} TFLOPS, MFU {mfu}, {got.peak_mem_gib:.1f} GiB"
-    check(name, "; ".join([figure, *problems]), not problems)
+    check(name, *launches.step_row(found, seq_len))
 
 
 @pytest.mark.parametrize("recipe", ["long_context", "short_context"])
@@ -130,7 +126,6 @@ def test_compile(check, folder):
 def test_decomposition(check, folder):
     """decomposition on real kernels"""
     command = (*launches.TORCHRUN, "bench_decompose.py")
-    split = one(launch(folder("split"), *command, seq_len=LONG, use_liger=int(there_is_liger())), "decomposition")
-    problems = launches.decomposition_problems(split, "cpu operators" if launches.REHEARSAL else "kernels")
-    buckets = ", ".join(f"{b.name} {b.ms / split.step_ms:.0%}" for b in split.full if b.ms)
-    check("decomposition, nothing unnamed above 2 %", "; ".join([buckets, *problems]), not problems)
+    found = launch(folder("split"), *command, seq_len=LONG, use_liger=int(there_is_liger()))
+    for row in judging.decomposition(None, found):
+        check(*row)
