@@ -180,16 +180,19 @@ def run_with(site: Path, code: str):
     return json.loads(done.stdout.rpartition("RESULT")[2])
 
 
-WIRING = """
+BATCH = """
 from types import SimpleNamespace
 from harness.measure.settings import Settings
 from harness.measure.training import Trainer
-import flash_attn_interface, flash_attn.cute
 
 def batch(backend, **settings):  # the very batches that benchmark.py makes
     maker = SimpleNamespace(settings=Settings(_cli_parse_args=[], **settings), rank=0, vocab=64, device="cpu",
                             run=SimpleNamespace(attention=SimpleNamespace(backend=backend)))
     return Trainer.make_batch(maker, 40)
+"""
+
+WIRING = """
+import flash_attn_interface, flash_attn.cute
 
 def loss(model, inputs):
     value = model(**inputs).loss
@@ -229,7 +232,7 @@ def wiring(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     standins.fa3(folder)
     standins.fa4(folder)
-    return run_with(folder, WIRING)
+    return run_with(folder, BATCH + WIRING)
 
 
 @pytest.mark.parametrize("backend", ["fa3", "fa4"])

@@ -22,7 +22,7 @@ from harness.measure import attention, box, matmul, memory, profile, runs, sessi
 from harness.measure.settings import Settings, load
 from tests import standins
 from tests.conftest import ROOT, environment
-from tests.test_attention import run_with
+from tests.test_attention import BATCH, run_with
 from tests.test_loop import make  # noqa: F401 (a fixture)
 from tests.test_telemetry import Nvml
 
@@ -90,17 +90,9 @@ def test_documents_where_torch_has_no_kernel_for_them(capability):
 
 
 VARLEN = """
-from types import SimpleNamespace
 import torch.nn.attention.varlen, varlen_standin
-from harness.measure.settings import Settings
-from harness.measure.training import Trainer
 torch.nn.attention.varlen.varlen_attn = varlen_standin.varlen_attn
 varlen_standin.__name__ = "torch.nn.attention.varlen"  # what the probe reads
-
-def batch(backend, **settings):
-    maker = SimpleNamespace(settings=Settings(_cli_parse_args=[], **settings), rank=0, vocab=64, device="cpu",
-                            run=SimpleNamespace(attention=SimpleNamespace(backend=backend)))
-    return Trainer.make_batch(maker, 40)
 
 def loss(model, inputs):
     value = model(**inputs).loss
@@ -126,7 +118,7 @@ result["probe"] = [probe.function, probe.max_error]
 def varlen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     standins.module(folder, "varlen_standin", (standins.HERE / "varlen.py").read_text())
-    return run_with(folder, VARLEN)
+    return run_with(folder, BATCH + VARLEN)
 
 
 @pytest.mark.parametrize("name", ["packed", "whole"])
