@@ -13,24 +13,24 @@ exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wron
 """
 
 import sys
+from collections import Counter
 
-from harness.measure.settings import Settings, load
+from harness.measure.settings import EMULATED, Settings, load
 
 
 def header(trainer) -> str:
     """What runs here, for a person; the run record has all of it."""
     run, s = trainer.run, trainer.settings
     g, st, r, a = run.gpu, run.stack, run.recipe, run.attention
-    lines = []
+    first = []
     if g.device == "cpu":
-        lines.append(
-            f"# These figures describe this CPU ({g.name}) and the model {run.model.name}. They say nothing of any GPU."
+        first.append(
+            f"These figures describe this CPU ({g.name}) and the model {run.model.name}. They say nothing of any GPU."
         )
-    peak = (
-        f"{g.peak_tflops:g} TFLOPS dense bf16 ({g.peak_source})"
-        if g.peak_tflops
-        else f"none, so no MFU: {g.peak_source}"
-    )
+    if run.format and run.format.emulated:
+        first.append(EMULATED.format(run.dtype))
+    lines = [f"# {' '.join(first)}"] if first else []
+    peak = f"{g.peak_tflops:g} TFLOPS ({g.peak_source})" if g.peak_tflops else f"none, so no MFU: {g.peak_source}"
     capability = f", capability {g.capability[0]}.{g.capability[1]}" if g.capability else ""
     lines += [
         f"# gpu: {run.world_size} x {g.name}{capability}, {g.memory_gib:.0f} GiB; peak: {peak}",
@@ -46,6 +46,9 @@ def header(trainer) -> str:
         f"# lengths: {' '.join(map(str, s.lengths))}; {s.steps} steps after {s.warmup_steps} warm-up",
         f"# records: {trainer.out.path}",
     ]  # fmt: skip
+    if f := run.format:
+        kept = ", ".join(f"{n} x {why}" for why, n in Counter(f.kept.values()).items()) or "none"
+        lines.append(f"# format: {f.name}, {f.recipe}, {f.converted} of {f.total} layers; bf16 stay: {kept}")
     if not a.kernels:
         lines.append("# note: the profiler showed no attention kernel in the probe; the function called is as above")
     if run.model.uncounted:

@@ -24,6 +24,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 DTYPES = ("bf16", "fp8", "fp6", "fp4", "nvfp4")
+# The format of a training step (DTYPE) -> the dtype of the table that its matmuls run at.
+MATMUL = {"bf16": "bf16", "fp8": "fp8", "fp8_rowwise": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
 
 # Device memory in GiB over the marketed GB. Measured: 0.93 (B300: 267 of 288) to 1.01 (GH200: 142.5 of 141).
 _MEMORY_FIT = (0.88, 1.06)
@@ -59,6 +61,10 @@ class Gpu:
     power_w: float | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)  # by dtype
     source: str
+
+    def dense(self, step: str) -> float | None:
+        """Dense TFLOPS of the matmuls of a training step in this format (DTYPE's words); None where not known."""
+        return getattr(self, MATMUL[step]) if step in MATMUL else None
 
 
 @functools.cache
@@ -100,23 +106,26 @@ def by_key(text: str) -> Gpu:
 
 
 def peak(
-    name: str, capability: tuple[int, int] | None, memory_gib: float | None, override: float | None
+    name: str, capability: tuple[int, int] | None, memory_gib: float | None, override: float | None, step: str = "bf16"
 ) -> tuple[float | None, str]:
-    """(dense bf16 TFLOPS for MFU, where it comes from), or (None, why there is none and what to do).
+    """(dense TFLOPS for MFU, where it comes from), or (None, why there is none and what to do).
 
-    `override` is the user's PEAK_TFLOPS; it wins and is named as such. Raises ValueError if it is not above zero.
+    `step` is the format of the training step (DTYPE): the peak is that format's, though attention and the output layer
+    stay bf16. `override` is the user's PEAK_TFLOPS; it wins and is named as such. Raises ValueError if not above zero.
     """
     gpu, problem = _find(name, capability, memory_gib)
     if override is not None:
         if not (math.isfinite(override) and override > 0):
             raise ValueError(f"PEAK_TFLOPS={override}: a number above 0 is needed")
-        table = f"the table has {gpu.bf16:g} for {gpu.label}" if gpu and gpu.bf16 else problem or "none in the table"
+        table = f"the table has {gpu.dense(step):g} for {gpu.label}" if gpu and gpu.dense(step) else problem
+        table = table or "none in the table"
         return float(override), f"PEAK_TFLOPS={override:g}, given by hand ({table})"
-    if gpu is None or gpu.bf16 is None:
-        missing = "the {} has no bf16" if gpu and "bf16" in gpu.unsupported else "no dense bf16 figure is known for {}"
-        problem = problem or missing.format(gpu.label)
-        return None, f"no MFU: {problem}; set PEAK_TFLOPS to its dense bf16 TFLOPS to have one"
-    return float(gpu.bf16), f"dense bf16 of the {gpu.label}: {gpu.source}"
+    dtype = MATMUL[step]
+    if gpu is None or gpu.dense(step) is None:
+        missing = "the {} has no {}" if gpu and dtype in gpu.unsupported else "no dense figure for {} in {} is known"
+        problem = problem or missing.format(gpu.label, dtype)
+        return None, f"no MFU: {problem}; set PEAK_TFLOPS to its dense {dtype} TFLOPS to have one"
+    return float(gpu.dense(step)), f"dense {dtype} of the {gpu.label}: {gpu.source}"
 
 
 def _find(name: str, capability: tuple[int, int] | None, memory_gib: float | None) -> tuple[Gpu | None, str | None]:

@@ -65,7 +65,7 @@ class Gpu(Base):
     sm_count: int | None = None
     uuids: list[str] = []
     mig: bool = False
-    peak_tflops: float | None = Field(None, description="dense bf16 peak used for MFU; null = no MFU")
+    peak_tflops: float | None = Field(None, description="dense peak of the step's format, used for MFU; null = no MFU")
     peak_source: str | None = Field(None, description="where the peak came from, or why there is none")
     driver: str | None = None
     power_limit_w: float | None = None
@@ -119,9 +119,20 @@ class Recipe(Base):
     compile: bool
     doc_len: int | None = None
     sp_size: int = 1
-    dtype: str = "bfloat16"
+    dtype: str = Field("bfloat16", description="bfloat16, or what the linear layers multiply in: see Format")
     optimizer: str | None = Field(None, description="class really used, e.g. DeepSpeedCPUAdam")
     deterministic: bool = False
+
+
+class Format(Base):
+    """What the linear layers of a step multiply in, when DTYPE is not bf16; everything else stays bf16."""
+
+    name: str = Field(description="the DTYPE setting: fp8, fp8_rowwise, mxfp8, nvfp4")
+    recipe: str = Field(description="package, its version, layer and recipe")
+    emulated: bool = Field(description="rounded to the format and multiplied in bf16: its loss, not its speed")
+    converted: int = Field(description="layers in the format ...")
+    total: int = Field(description="... of all that multiply by a matrix")
+    kept: dict[str, str] = Field({}, description="layer that stays bf16 -> why")
 
 
 class Host(Base):
@@ -165,11 +176,17 @@ class Run(Base):
     attention: Attention | None = None
     model: Model | None = None
     recipe: Recipe | None = None
+    format: Format | None = Field(None, description="null for bf16")
     flop_convention: str | None = None
     environment: dict[str, str] = Field({}, description="NCCL_*, allocator, determinism and threading variables")
     memory_source: str | None = Field(None, description="what peak_mem_gib is on this device")
     git_commit: str | None = None
     notes: list[str] = []
+
+    @property
+    def dtype(self) -> str:
+        """The step's format in DTYPE's words."""
+        return self.recipe.dtype.replace("bfloat16", "bf16") if self.recipe else "bf16"
 
 
 class GpuState(Base):

@@ -58,8 +58,8 @@ def device_facts(device: str, index: int = 0) -> dict:
     return {"name": host.cpu or "CPU", "capability": None, "memory_gib": host.ram_gib, "sm_count": None, "uuid": None}
 
 
-def gpu_record(device: str, facts: list[dict], peak_override: float | None = None) -> records.Gpu:
-    """All ranks' devices as one record. Raises MixedGpus naming what differs."""
+def gpu_record(device: str, facts: list[dict], peak_override: float | None = None, step: str = "bf16") -> records.Gpu:
+    """All ranks' devices as one record; the peak is that of the step's format. Raises MixedGpus naming what differs."""
     first = facts[0]
     for key in ("name", "capability", "sm_count", "memory_gib"):
         # Equal cards differ by some MiB in what the driver leaves; a GiB apart they are different cards.
@@ -81,7 +81,7 @@ def gpu_record(device: str, facts: list[dict], peak_override: float | None = Non
     )
     if device == "cuda":
         record.peak_tflops, record.peak_source = gpus.peak(
-            first["name"], first["capability"], first["memory_gib"], peak_override
+            first["name"], first["capability"], first["memory_gib"], peak_override, step
         )
         for key, value in nvml_facts(record.uuids).items():
             setattr(record, key, value)
@@ -128,6 +128,12 @@ class VisibleGpu(NamedTuple):
     handle: object  # NVML's
     uuid: str
     name: str
+
+
+def capability(visible: list[VisibleGpu]) -> tuple[int, int] | None:
+    """Compute capability of the first of these GPUs, without torch; None where NVML does not say, or there is none."""
+    found = ask("nvmlDeviceGetCudaComputeCapability", visible[0].handle) if visible else None
+    return tuple(found) if found else None
 
 
 def visible_gpus() -> list[VisibleGpu]:

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records
-from harness.measure import attention, box, failures, memory, model, runs, stack, telemetry
+from harness.measure import attention, box, failures, formats, memory, model, runs, stack, telemetry
 from harness.measure.launch import remove_shared_memory
-from harness.measure.settings import Settings
+from harness.measure.settings import Settings, fail_setting
 from harness.measure.training import Trainer
 
 
@@ -127,12 +127,16 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     """Everything up to the first step, in an order in which the cheap things fail first."""
     # DeepSpeed's collectives under their old names; nothing a user can act on.
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
-    import deepspeed
-
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if device == "cuda":
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank)  # before torchao is imported, which asks about the current device
+    formats.quiet()
+    import deepspeed  # and with it transformers, and with that torchao
+
     facts = box.device_facts(device, local_rank)
+    if why := formats.refusal(settings, facts["capability"]):
+        fail_setting(why)
+    converter = formats.converter(settings.dtype, facts["capability"])
     backend = attention.choose(settings.attn, facts["capability"])
     if settings.doc_len:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)  # torchrun's, DeepSpeed's
@@ -145,13 +149,15 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     deepspeed.init_distributed()
     everyone: list = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, facts | {"node": node_name()})
-    gpu = box.gpu_record(device, everyone, settings.peak_tflops)
+    gpu = box.gpu_record(device, everyone, settings.peak_tflops, settings.dtype)
     if dist.get_world_size() % settings.sp_size or any(n % settings.sp_size for n in settings.lengths):
         raise WrongSetting(f"SP_SIZE={settings.sp_size} must divide the {dist.get_world_size()} ranks and every length")
 
     config = deepspeed_config(settings, device)
     built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
     described = model.record(built, settings)
+    fmt = formats.convert(built.model, settings.dtype, facts["capability"], converter) if converter else None
+    built.notes += formats.notes(settings, fmt)
     text = built.config.get("text_config") or built.config
     heads = text.get("num_attention_heads") or text.get("n_head")
     probe = attention.probe(
@@ -170,11 +176,10 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     if settings.compile:
         engine.compile()
     basic = getattr(optimizer, "optimizer", optimizer)
+    chosen = {k: getattr(settings, k) for k in records.Recipe.model_fields if hasattr(settings, k)}
+    chosen |= {"dtype": settings.dtype.replace("bf16", "bfloat16")}
     recipe = records.Recipe(
-        name=settings.recipe_name,
-        liger_applied=built.liger_applied,
-        optimizer=type(basic).__name__,
-        **{k: getattr(settings, k) for k in records.Recipe.model_fields if hasattr(settings, k)},
+        name=settings.recipe_name, liger_applied=built.liger_applied, optimizer=type(basic).__name__, **chosen
     )
 
     nodes = [f["node"] for f in everyone]
@@ -191,6 +196,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         ),
         model=described,
         recipe=recipe,
+        format=fmt,
         flop_convention=flops.CONVENTION,
         memory_source=memory.SOURCE[device],
         notes=built.notes,

@@ -23,6 +23,9 @@ RECIPES = {
     "short-context": {"zero_stage": 2, "offload_optimizer": False, "grad_checkpoint": False, "use_liger": False},
 }
 
+# Said first, where a device without fp8 matmuls rounds the operands to fp8 and multiplies them in bf16.
+EMULATED = "DTYPE={} is emulated: the loss holds, the time says nothing of the format."
+
 
 class Settings(BaseSettings):
     """Settings of one benchmark launch."""
@@ -56,11 +59,14 @@ class Settings(BaseSettings):
     num_layers: int | None = Field(None, ge=1, description="use only this many layers, for a model that does not fit")
     batch_size: int = Field(1, ge=1, description="sequences per GPU and micro-step")
     grad_accum: int = Field(1, ge=1, description="micro-steps per optimizer step")
+    dtype: Literal["bf16", "fp8", "fp8_rowwise", "mxfp8", "nvfp4"] = Field(
+        "bf16", description="format of the linear layers' matmuls, by torchao; emulated where the device has no fp8"
+    )
     compile: bool = Field(False, description="the DeepSpeed engine's torch.compile")
     doc_len: int | None = Field(None, ge=2, description="pack documents of this many tokens into each sequence")
     sp_size: int = Field(1, ge=1, description="ranks that share one sequence (DeepSpeed Ulysses)")
     attn: Literal["auto", "fa4", "fa3", "fa2", "sdpa"] = Field("auto", description="attention kernel")
-    peak_tflops: float | None = Field(None, gt=0, description="dense bf16 peak per GPU, if the GPU is not in the table")
+    peak_tflops: float | None = Field(None, gt=0, description="dense peak per GPU, in DTYPE, if it is not in the table")
     deterministic: bool = Field(False, description="deterministic algorithms; slower, recorded")
     mem_debug: bool = Field(False, description="memory probes per stage and a snapshot on rank 0, also at an OOM")
     seed: int = Field(0, ge=0, description="of the random weights and tokens")

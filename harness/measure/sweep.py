@@ -24,9 +24,9 @@ import tempfile
 from pathlib import Path
 
 from harness import flops, gpus, records
-from harness.measure import box, failures, stack, telemetry
+from harness.measure import box, failures, formats, stack, telemetry
 from harness.measure.lengths import Sweep, console
-from harness.measure.settings import Settings, SweepSettings, fail_setting, load
+from harness.measure.settings import EMULATED, Settings, SweepSettings, fail_setting, load
 
 RESERVE_BYTES = 256 * 1024  # kept free beside the result file, so that a full disk can still be recorded
 # What makes two sweeps the same: not where to write, nor how far to go.
@@ -75,18 +75,19 @@ def plan_lines(sweep: Sweep, planned: list[int]) -> list[str]:
         f"lengths: {' '.join(map(str, planned))}; {s.steps} steps after {s.warmup_steps} warm-up"
         + (", one launch each" if s.isolate else ", one launch"),
         f"recipe: {s.recipe_name} (ZeRO-{s.zero_stage}, checkpointing {int(s.grad_checkpoint)}, CPU AdamW "
-        f"{int(s.offload_optimizer)}, Liger {int(s.use_liger)}), model {s.model}, attention {s.attn}",
+        f"{int(s.offload_optimizer)}, Liger {int(s.use_liger)}), model {s.model}, attention {s.attn}, {s.dtype}",
         f"longer than TIMEOUT={s.timeout:g} s for a step or START_TIMEOUT={s.start_timeout:g} s to start is a hang",
     ]
     gpu = gpus.identify(sweep.visible[0].name) if sweep.visible else None
+    peak = gpu and (gpu.dense(s.dtype) or gpu.bf16)
     try:
         config = flops.shape(s.model)
         for n in planned:
             tflop = flops.count(config, n, s.batch_size, s.doc_len).total_tflop * s.grad_accum / s.sp_size
             saved = config["num_hidden_layers"] * n * s.batch_size * config["hidden_size"] * 2 / 2**30 / s.sp_size
-            took = f", about {tflop / gpu.bf16 / 0.4 * (s.steps + s.warmup_steps):.0f} s" if gpu and gpu.bf16 else ""
+            took = f", about {tflop / peak / 0.4 * (s.steps + s.warmup_steps):.0f} s" if peak else ""
             lines.append(f"{n}: {tflop:.4g} TFLOP a step, at least {saved:.2f} GiB of saved activations{took}")
-        if gpu and gpu.bf16:
+        if peak:
             lines.append(
                 "(times at 40 % of the peak; short lengths of a long-context recipe take several times as long)"
             )
@@ -102,6 +103,9 @@ def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
     if device == "cuda" and settings.gpus and settings.gpus > len(visible) and not settings.hostfile:
         fail_setting(f"GPUS={settings.gpus}: {len(visible)} are visible here")
     visible = visible[: settings.gpus]
+    capability = box.capability(visible)
+    if (capability or device == "cpu") and (why := formats.refusal(settings, capability)):
+        fail_setting(why)
     ranks = len(visible) if device == "cuda" else (settings.gpus or 2)
     if settings.hostfile:
         words = [w.split("=")[1] for line in settings.hostfile.read_text().splitlines()
@@ -138,8 +142,13 @@ def main() -> int:
     except OSError as error:
         console.print(f"cannot write under {settings.results}: {error.strerror or error}")
         return 1
+    capability, first = box.capability(sweep.visible), []
     if sweep.device == "cpu":
-        console.print(f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU.")
+        first.append(f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU.")
+    if (capability or sweep.device == "cpu") and formats.emulated(settings.dtype, capability):
+        first.append(EMULATED.format(settings.dtype))
+    if first:
+        console.print(" ".join(first))
     for said in telemetry.busy_processes([g.handle for g in sweep.visible]):
         console.print(f"warning: {said}; it will be measured too")
     shm = stack.host().shm_gib
