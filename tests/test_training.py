@@ -63,7 +63,8 @@ def losses(run) -> list[float]:
 
 NAMES = ["zero2", "zero2 checkpointing", "zero2 offload", "zero2 accumulation", "zero2 packing", "zero3",
          "zero3 everything", "layers", "real unsharded", "real sharded", "real unsharded whole recipe",
-         "real sharded whole recipe", "sequence parallel"]  # fmt: skip
+         "real sharded whole recipe", "fp8", "fp8 rowwise", "fp8 whole recipe", "fp8 unsharded whole recipe",
+         "sequence parallel"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,6 +111,42 @@ def test_no_rank_holds_more_of_a_model_than_its_part(launch):
         assert 0.45 < r["anonymous"] / r["model_mib"] < 0.6
         assert r["peak_anonymous"] / r["model_mib"] < 0.7
     assert {r["rank"]: r["mapped"] / r["model_mib"] > 0.5 for r in loaded} == {0: True, 1: False}  # one reads the files
+
+
+@pytest.mark.parametrize(
+    ("name", "in_bf16"),
+    [("fp8", "real unsharded"), ("fp8 rowwise", "real unsharded"), ("fp8 whole recipe", "real sharded whole recipe")],
+)
+def test_fp8_trains_to_nearly_the_loss_of_bf16(cases, name, in_bf16):
+    fp8, bf16 = losses(cases[name]), losses(cases[in_bf16])
+    common = min(len(fp8), len(bf16))
+    assert fp8[:common] == pytest.approx(bf16[:common], rel=0.01)
+    assert fp8[:common] != bf16[:common]  # or nothing was rounded
+
+
+def test_sharded_layers_in_fp8_are_the_unsharded_ones(cases):
+    """Scales are of whole weights: a layer that was converted on a rank's part of one would give another loss."""
+    sharded, whole = losses(cases["fp8 whole recipe"]), losses(cases["fp8 unsharded whole recipe"])
+    assert sharded[0] == pytest.approx(whole[0], abs=2e-3)
+    common = min(len(sharded), len(whole))
+    assert sharded[:common] == pytest.approx(whole[:common], abs=1e-2)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8 rowwise", "fp8 whole recipe"])
+def test_the_record_has_the_format(cases, name):
+    """Seven linear layers in each of the tiny model's four; only the output layer stays."""
+    run = cases[name][0]
+    dtype = "fp8_rowwise" if "rowwise" in name else "fp8"
+    assert (run.dtype, run.recipe.dtype, run.format.name, run.format.emulated) == (dtype, dtype, dtype, True)
+    assert (run.format.converted, run.format.total) == (28, 29)
+    assert run.format.kept == {"lm_head": "the output layer"}
+    assert run.format.recipe == f"torchao 0.18.0 Float8Linear {'rowwise' if 'rowwise' in name else 'tensorwise'}"
+    assert run.model.parameters == cases["real unsharded"][0].model.parameters
+    assert (cases["zero2"][0].format, cases["zero2"][0].recipe.dtype, cases["zero2"][0].dtype) == (
+        None,
+        "bfloat16",
+        "bf16",
+    )
 
 
 def test_checkpointing_changes_no_number(cases):

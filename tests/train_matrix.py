@@ -75,6 +75,10 @@ def main() -> None:
     losses("real sharded", results, **short, zero_stage=3, model=real)
     losses("real unsharded whole recipe", results, zero_stage=2, model=real, doc_len=20)
     losses("real sharded whole recipe", results, model=real, doc_len=20)
+    losses("fp8", results, **short, model=real, dtype="fp8")
+    losses("fp8 rowwise", results, **short, model=real, dtype="fp8_rowwise")
+    losses("fp8 whole recipe", results, model=real, doc_len=20, dtype="fp8")
+    losses("fp8 unsharded whole recipe", results, zero_stage=2, model=real, doc_len=20, dtype="fp8")
     # Last: it changes the attention of the whole process.
     losses("sequence parallel", results, model=real, sp_size=2)
     dist.barrier()

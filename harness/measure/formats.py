@@ -1,12 +1,12 @@
 """The format of a step's matmuls (DTYPE), by torchao's training layers: what each needs, and which layers take it.
 
-    why = formats.refusal(settings, capability)         # cheap, before anything is loaded; None: nothing against it
+    why = formats.refusal(settings, capability)                 # before anything is loaded; None: nothing against it
     converter = formats.converter(settings.dtype, capability)   # imports torchao; raises FormatUnavailable
     record = formats.convert(model, settings.dtype, capability, converter)
 
 Only the three matmuls of a linear layer change (output, gradient of the input, gradient of the weight). The parameters
-are the same objects before and after, so ZeRO, the optimizer and its master copy see no difference: converting is right
-after the model is built, sharded or not, and before deepspeed.initialize hooks its modules.
+are the same objects before and after, so ZeRO, the optimizer and its master copy see no difference. A model is
+converted when it is built, sharded or not, and before deepspeed.initialize hooks its modules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,27 +25,13 @@ from harness.measure import attention
 from harness.measure.settings import Settings
 
 FP8_MATMUL = (8, 9)  # compute capability from which torch's scaled matmul takes fp8; under it torchao emulates
-ROUTERS = ("gate", "router", "shared_expert_gate")  # of mixtures: small, and a wrong choice costs more than a rounding
-PROTOTYPES = "torchao.prototype.moe_training."
-
-
-class Kind(NamedTuple):
-    """`multiple`: of a layer's two sizes and of the tokens of a micro-step, each the inner size of one of its matmuls.
-    16: torch's scaled matmul; 32: a block of MXFP8; 128: torchao's NVFP4 kernels. `name`: torchao's recipe."""
-
-    multiple: int
-    module: str
-    layer: str
-    name: str
-    prototype: bool
-
-
-KINDS = {
-    "fp8": Kind(16, "torchao.float8.float8_linear", "Float8Linear", "tensorwise", False),
-    "fp8_rowwise": Kind(16, "torchao.float8.float8_linear", "Float8Linear", "rowwise", False),
-    "mxfp8": Kind(32, PROTOTYPES + "mxfp8_linear", "MXFP8Linear", "rceil", True),
-    "nvfp4": Kind(128, PROTOTYPES + "nvfp4_training.nvfp4_training", "NVFP4Linear", "rht", True),
-}
+# Of a layer's sizes and of the tokens of a sequence, as each is the inner size of one of the three matmuls: what
+# torch's scaled matmul takes, a block of MXFP8, and what torchao's NVFP4 kernels take.
+MULTIPLE = {"fp8": 16, "fp8_rowwise": 16, "mxfp8": 32, "nvfp4": 128}
+RECIPE = {"fp8": "tensorwise", "fp8_rowwise": "rowwise", "mxfp8": "rceil", "nvfp4": "triton"}
+# Modules under torchao.prototype.moe_training, and their layers: made for 10.x alone, and free to move.
+PROTOTYPE = {"mxfp8": ("mxfp8_linear", "MXFP8Linear"), "nvfp4": ("nvfp4_training.nvfp4_training", "NVFP4Linear")}
+ROUTERS = ("gate", "router", "shared_expert_gate")  # of mixtures: small, and rounding changes who is chosen
 
 
 class FormatUnavailable(RuntimeError):
@@ -62,72 +47,76 @@ def quiet() -> None:
 
 
 def emulated(dtype: str, capability: tuple[int, int] | None) -> bool:
-    """Whether the matmuls run in bf16 on operands rounded to the format: its loss, and nothing of its speed."""
-    return dtype != "bf16" and not KINDS[dtype].prototype and (capability is None or capability < FP8_MATMUL)
+    """Whether operands are rounded to the format and multiplied in bf16: its loss, and nothing of its speed."""
+    return dtype in ("fp8", "fp8_rowwise") and (capability is None or capability < FP8_MATMUL)
 
 
 def refusal(settings: Settings, capability: tuple[int, int] | None) -> str | None:
     """Everything that speaks against DTYPE with these (resolved) settings on this GPU (None: no GPU), as one line."""
-    if settings.dtype == "bf16":
+    dtype, found = settings.dtype, []
+    if dtype == "bf16":
         return None
-    kind, found = KINDS[settings.dtype], []
     if attention.version("torchao") is None:
         found.append("torchao is not installed, run ./install.sh")
-    if kind.prototype and (capability is None or capability[0] != 10):
+    if dtype in PROTOTYPE and (capability is None or capability[0] != 10):
         here = f"this GPU is {capability[0]}.{capability[1]}" if capability else "there is no GPU here"
         found.append(f"its kernels need compute capability 10.x and {here}")
-    if kind.prototype and not settings.compile:
-        found.append("needs COMPILE=1, uncompiled its casts cost more than its matmuls save")
-    odd = [n for n in settings.lengths if settings.batch_size * n // settings.sp_size % kind.multiple]
-    if odd:
-        found.append(f"the tokens of a GPU and micro-step must be divisible by {kind.multiple}, not so at {odd}")
-    return f"DTYPE={settings.dtype}: {'; '.join(found)}" if found else None
+    if dtype in PROTOTYPE and not settings.compile:
+        found.append("it needs COMPILE=1, uncompiled its casts cost more than its matmuls save")
+    if odd := [n for n in settings.lengths if n // settings.sp_size % MULTIPLE[dtype]]:
+        found.append(f"a GPU's part of a sequence must be divisible by {MULTIPLE[dtype]}, not so at {odd}")
+    return f"DTYPE={dtype}: {'; '.join(found)}" if found else None
 
 
 def converter(dtype: str, capability: tuple[int, int] | None) -> Callable | None:
     """torchao's converter, called with (model, module_filter_fn=...); None for bf16. Raises FormatUnavailable."""
     if dtype == "bf16":
         return None
-    kind = KINDS[dtype]
     try:
-        float8, linears = map(importlib.import_module, ("torchao.float8", "torchao.float8.float8_linear_utils"))
-        layer = getattr(importlib.import_module(kind.module), kind.layer)
-        if dtype == "mxfp8" and not torch._C._dispatch_has_kernel_for_dispatch_key("torchao::mxfp8_quantize", "CUDA"):
+        from torchao import float8
+        from torchao.float8.float8_linear_utils import swap_linear_layers
+
+        if dtype not in PROTOTYPE:
+            config = float8.Float8LinearConfig.from_recipe_name(RECIPE[dtype])
+            config = dataclasses.replace(config, emulate=emulated(dtype, capability))
+            return partial(float8.convert_to_float8_training, config=config)
+        module, name = PROTOTYPE[dtype]
+        layer = getattr(importlib.import_module(f"torchao.prototype.moe_training.{module}"), name)
+        if dtype == "nvfp4":
+            return partial(swap_linear_layers, from_float_func=layer.from_linear)
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("torchao::mxfp8_quantize", "CUDA"):
             raise ImportError("its mxfp8 kernel did not load, which is built for CUDA 13")
+        return partial(swap_linear_layers, from_float_func=partial(around, layer=layer))
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise FormatUnavailable(f"DTYPE={dtype}: torchao {attention.version('torchao')} here: {first}") from error
-    if not kind.prototype:
-        config = float8.Float8LinearConfig.from_recipe_name(kind.name)
-        config = dataclasses.replace(config, emulate=emulated(dtype, capability))
-        return partial(float8.convert_to_float8_training, config=config)
-    make = layer.from_linear if dtype == "nvfp4" else partial(around, layer=layer)
-    return partial(linears.swap_linear_layers, from_float_func=make)
 
 
-def around(linear: nn.Linear, layer: type[nn.Linear], **options) -> nn.Linear:
-    """A layer of this class with the linear layer's own parameters, which may be sharded."""
+def around(linear: nn.Linear, layer: Callable) -> nn.Linear:
+    """A layer of this kind with the linear layer's own parameters, which may be sharded."""
     with torch.device("meta"):
-        made = layer(linear.in_features, linear.out_features, bias=False, **options)
+        made = layer(linear.in_features, linear.out_features, bias=False)
     made.weight, made.bias = linear.weight, linear.bias
     return made
 
 
 def convert(model: nn.Module, dtype: str, capability: tuple[int, int] | None, converter: Callable) -> records.Format:
     """Replace every linear layer that can take the format, and say which could not. Raises FormatUnavailable."""
-    kind, output = KINDS[dtype], model.get_output_embeddings()
-    said = {name: why_kept(name, module, output, kind.multiple) for name, module in model.named_modules()}
-    said = {name: why for name, why in said.items() if why is not None}
-    kept = {name: why for name, why in said.items() if why}
-    if len(kept) == len(said):
-        raise FormatUnavailable(
-            f"DTYPE={dtype}: no layer of this model can take it: {'; '.join(sorted({*kept.values()}))}"
-        )
+    output = model.get_output_embeddings()
+    said = {name: why_kept(name, module, output, MULTIPLE[dtype]) for name, module in model.named_modules()}
+    kept, taken = {n: why for n, why in said.items() if why}, [n for n, why in said.items() if why == ""]
+    if not taken:
+        raise FormatUnavailable(f"DTYPE={dtype}: no layer can take it: {'; '.join(sorted({*kept.values()}))}")
     converter(model, module_filter_fn=lambda _, name: said.get(name) == "")
-    converted = sum(type(m).__name__ == kind.layer for m in model.modules())  # counted, not concluded
-    recipe = f"torchao {attention.version('torchao')} {kind.layer} {kind.name}"
-    fake = emulated(dtype, capability)
-    return records.Format(name=dtype, recipe=recipe, emulated=fake, converted=converted, total=len(said), kept=kept)
+    kinds = [type(model.get_submodule(name)) for name in taken]
+    return records.Format(
+        name=dtype,
+        recipe=f"torchao {attention.version('torchao')} {kinds[0].__name__} {RECIPE[dtype]}",
+        emulated=emulated(dtype, capability),
+        converted=sum(kind is not nn.Linear for kind in kinds),
+        total=len(taken) + len(kept),
+        kept=kept,
+    )
 
 
 def why_kept(name: str, module: nn.Module, output: nn.Module | None, multiple: int) -> str | None:
@@ -138,22 +127,17 @@ def why_kept(name: str, module: nn.Module, output: nn.Module | None, multiple: i
         return f"{type(module).__name__}, no nn.Linear" if matrix and not isinstance(module, nn.Embedding) else None
     if module is output:
         return "the output layer"
-    if type(module) is not nn.Linear:
-        return f"{type(module).__name__}, a linear layer of its own kind"
-    if name.rpartition(".")[2] in ROUTERS:
-        return "a router"
-    if module.in_features % multiple or module.out_features % multiple:
-        return f"{module.in_features} x {module.out_features} is not divisible by {multiple}"
-    return ""
+    if type(module) is not nn.Linear or name.rpartition(".")[2] in ROUTERS:
+        return f"{type(module).__name__}, a router or of its own kind"
+    odd = module.in_features % multiple or module.out_features % multiple
+    return f"{module.in_features} x {module.out_features} is not divisible by {multiple}" if odd else ""
 
 
-def notes(settings: Settings, fmt: records.Format | None) -> list[str]:
+def notes(settings: Settings, capability: tuple[int, int] | None) -> list[str]:
     """What to know of a measurement in this format."""
-    if not fmt:
-        return []
     found = []
-    if not fmt.emulated and not settings.compile:
-        found.append(f"DTYPE={fmt.name} without COMPILE=1: each cast is a kernel of its own and may cost what it saves")
-    if settings.zero_stage == 3 and not settings.grad_checkpoint and not KINDS[fmt.name].prototype:
-        found.append("ZeRO-3 without checkpointing: torchao's fp8 layers hold each gathered weight until its backward")
+    if settings.dtype != "bf16" and not settings.compile and not emulated(settings.dtype, capability):
+        found.append(
+            f"DTYPE={settings.dtype} without COMPILE=1: casts are kernels of their own and may cost what it saves"
+        )
     return found

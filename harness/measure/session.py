@@ -157,7 +157,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
     described = model.record(built, settings)
     fmt = formats.convert(built.model, settings.dtype, facts["capability"], converter) if converter else None
-    built.notes += formats.notes(settings, fmt)
+    built.notes += formats.notes(settings, facts["capability"])
     text = built.config.get("text_config") or built.config
     heads = text.get("num_attention_heads") or text.get("n_head")
     probe = attention.probe(

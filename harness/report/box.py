@@ -23,7 +23,7 @@ class Point:
     ci_ms: tuple[float, float] | None = None  # 95 %
     n: int = 0
     tflops: float | None = None  # per GPU
-    mfu: float | None = None  # 0..1 of the dense bf16 peak
+    mfu: float | None = None  # 0..1 of the dense peak of the step's format
     peak_mem_gib: float | None = None
     peak_allocated_gib: float | None = None
     joules_per_token: float | None = None
@@ -32,6 +32,7 @@ class Point:
     failure_kind: str | None = None
     error: str | None = None
     warnings: list[str] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)  # by number of optimizer steps done, warm-up among them
 
 
 @dataclass

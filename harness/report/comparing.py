@@ -52,7 +52,7 @@ def pair(old: Box, new: Box) -> Pair | None:
 
 
 def pairs(old: Box, new: Box) -> list[Pair]:
-    """Every pair of sweeps, best first: fewest differences, then most common lengths, then the newest.
+    """Every pair of sweeps, best first: fewest differences, then bf16, then most common lengths, then the newest.
 
     The later ones matter where they are comparable too: another stack or recipe measured on both boxes.
     """
@@ -61,7 +61,22 @@ def pairs(old: Box, new: Box) -> list[Pair]:
         never, differences, unknown = compare(a.run, b.run)
         found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
         found[-1].warnings += _warnings(old, new, found[-1])
-    return sorted(found, key=lambda p: (bool(p.never), len(p.differences), -len(p.common)))
+
+    def order(p: Pair) -> tuple:
+        return bool(p.never), len(p.differences), not p.common, p.new.run.dtype != "bf16", -len(p.common)
+
+    return sorted(found, key=order)
+
+
+def formats(box: Box) -> list[Pair]:
+    """(bf16, another format) of the box's sweeps that differ in the format alone: what it gives on the same box."""
+    found = []
+    for a, b in product(joined(box), repeat=2):
+        never, differences, unknown = compare(a.run, b.run)
+        alike = a.run.attention == b.run.attention and all(text.startswith("format: ") for text in differences)
+        if a.run.dtype == "bf16" and b.run.dtype != "bf16" and not never and alike:
+            found.append(Pair(a, b, [], differences, unknown))
+    return [pair for pair in found if pair.common]
 
 
 def joined(box: Box) -> list[Sweep]:
@@ -139,12 +154,20 @@ def _facts(run: records.Run) -> dict:
         if not run.model.config:
             facts["model"] = run.model.name
     if run.recipe:
-        facts |= {f"recipe {k}": v for k, v in run.recipe.model_dump(exclude={"name", "doc_len"}).items()}
+        facts |= {f"recipe {k}": v for k, v in run.recipe.model_dump(exclude={"name", "doc_len", "dtype"}).items()}
+        facts["format"] = _format(run)
         facts["documents"] = run.recipe.doc_len or "one per sequence"
     if _recorded(run):
         facts["allocator setting"] = next((run.environment[k] for k in _ALLOCATOR if k in run.environment), "default")
         facts[_DETERMINISTIC] = run.environment.get(_DETERMINISTIC, "0")
     return facts
+
+
+def _format(run: records.Run) -> str:
+    """What the step multiplies in, and by which package: another version rounds otherwise."""
+    if not run.format:
+        return run.dtype
+    return f"{run.dtype}{', emulated' if run.format.emulated else ''} ({run.format.recipe})"
 
 
 def _recorded(run: records.Run) -> bool:

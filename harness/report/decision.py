@@ -46,6 +46,8 @@ def decide(old: Box, new: Box, options: Options) -> dict:
     Raises ValueError for a need that is none and for a fleet whose job nothing says the length of.
     """
     result, pairs = _opening(old, new, options), comparing.pairs(old, new)
+    if found := [*_formats("old", old), *_formats("new", new)]:
+        result["formats"] = found
     pair = pairs[0] if pairs else None
     if options.fleet and not old.sweeps and not new.sweeps:
         return result | {"fleet": _fleet(old, new, None, options)}
@@ -69,7 +71,8 @@ def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] 
     published: the pair of measured boxes that the low end and the back-test come from.
     """
     new = Box(old.folder, target.label, target)
-    sweep = max(comparing.joined(old), key=lambda s: len(comparing.lengths(s, "measured")), default=None)
+    sweeps = comparing.joined(old)
+    sweep = max(sweeps, key=lambda s: (s.run.dtype == "bf16", len(comparing.lengths(s, "measured"))), default=None)
     seen = projection.seen_ratios(*published) if published else None
     steps = projection.project(old, sweep, target, seen)
     if not steps:
@@ -120,7 +123,8 @@ def _speedup(pair: Pair, seq_len: int) -> stats.Ratio:
 
 def _speed(old: Box, new: Box, pairs: list[Pair]) -> dict:
     """Rates and speedups per length, the buckets of decomposed steps, and other stacks or recipes both boxes have."""
-    pair, specs = pairs[0], projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}
+    pair = pairs[0]
+    specs = projection.spec_ratios(old.gpu, new.gpu, pair.new.run.dtype) if new.gpu else {}
     found = {"ratios": specs, "points": _points(pair, specs), "buckets": _buckets(old, new, specs.get("compute"))}
     a, b = fits.step_time(pair.old), fits.step_time(pair.new)
     found["fit"] = {"old": a and asdict(a), "new": b and asdict(b)}
@@ -131,6 +135,24 @@ def _speed(old: Box, new: Box, pairs: list[Pair]) -> dict:
             seen.append(setup)
             found["others"].append(setup | {"points": _points(other, specs)})
     return found
+
+
+def _formats(side: str, box: Box) -> list[dict]:
+    """What another format gives on a box that was measured in both, without buying anything: over bf16, per length.
+
+    The losses are those after the most optimizer steps both did; null where a side recorded none.
+    """
+    rows = []
+    for pair in comparing.formats(box):
+        fmt, points = pair.new.run.format, []
+        for n in pair.common:
+            ratio, losses = _speedup(pair, n), [s.points[n].losses for s in (pair.old, pair.new)]
+            steps = max({*losses[0]} & {*losses[1]}, default=None)
+            row = {"seq_len": n, "speedup": asdict(ratio) | {"significant": ratio.significant}, "steps": steps}
+            points.append(row | {k: at.get(steps) for k, at in zip(("bf16_loss", "loss"), losses, strict=True)})
+        row = {"side": side, "dtype": pair.new.run.dtype, "format": fmt and fmt.model_dump(), "points": points}
+        rows.append(row | _setup(pair.old.run, pair.new.run))
+    return rows
 
 
 def _points(pair: Pair, specs: dict) -> list[dict]:

@@ -164,7 +164,7 @@ def _speedup(axes: Axes, v: View) -> None:
     errors = [(r.value - r.low, r.high - r.value) if r and r.low is not None else (0, 0) for r in found.values()]
     look = {"color": "black", "marker": "D", "linestyle": "-"}
     _line(axes, {n: r and r.value for n, r in found.items()}, "tokens per second", look, errors)
-    for key, name, dash in (("compute", "peak bf16", "--"), ("bandwidth", "memory bandwidth", ":")):
+    for key, name, dash in (("compute", f"peak {v.pair.new.run.dtype}", "--"), ("bandwidth", "memory bandwidth", ":")):
         if promised := v.result["speed"]["ratios"].get(key):
             axes.axhline(promised, color=GREY, linestyle=dash, linewidth=1.2, label=f"{name}, {promised:.2f}")
     axes.axhline(1, color=GREY, linewidth=0.8)

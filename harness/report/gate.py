@@ -1,14 +1,15 @@
 """The gate: is there something the old GPU cannot do at all, and does the new box really do it today?
 
 A dtype the silicon lacks or a memory size it does not have settles the question without a benchmark; but silicon that
-the installed software cannot use is money spent on nothing, so what bench_ceilings.py found on NEW is part of it.
+the installed software cannot use is money spent on nothing, so what was measured on NEW is part of it: a training step
+in that dtype, or else what bench_ceilings.py found.
 """
 
 from __future__ import annotations
 
 import re
 
-from harness.gpus import DTYPES
+from harness.gpus import DTYPES, MATMUL
 from harness.report.box import Box, Sweep
 
 GIB_PER_GB = 1e9 / 2**30
@@ -51,6 +52,13 @@ def _can(box: Box, need: str, gib: float | None = None) -> bool | None:
 
 
 def _stack_runs(box: Box, dtype: str) -> str:
+    """A training step measured in it says more than a matmul; one that was emulated says nothing."""
+    real = [s for s in box.sweeps if MATMUL.get(s.run.dtype) == dtype and not (s.run.format and s.run.format.emulated)]
+    for sweep in reversed(real):
+        if measured := [n for n, p in sweep.points.items() if p.outcome == "measured"]:
+            rate = sweep.points[measured[-1]].tflops
+            at = f"{rate:.0f} TFLOPS of it at {measured[-1]} tokens" if rate else f"at {measured[-1]} tokens"
+            return f"runs, a training step measured with DTYPE={sweep.run.dtype}, {at}"
     found = [c for _, c in box.ceilings if c.what == "matmul" and c.name == dtype]
     if not found:
         return "not measured"

@@ -41,6 +41,7 @@ class Attempt:
     last: tuple[int, bool] = (-1, False)  # number, and whether its time is in `times`
     retried: int = 0
     peaks: dict[str, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
     outcome: records.Summary | records.Failure | records.NotRun | None = None
     error: str | None = None
     oom: bool = False
@@ -100,7 +101,8 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
         return Point(seq_len, word, failure_kind=outcome.kind, error=outcome.error)
     if isinstance(outcome, records.NotRun):
         return Point(seq_len, "not_run", error=outcome.reason)
-    point, done = Point(seq_len, "measured", error=attempt.error), flops.step_work(run, seq_len)
+    point = Point(seq_len, "measured", error=attempt.error, losses=attempt.losses)
+    done = flops.step_work(run, seq_len)
     total = done.total_tflop if done else None
     if total is None and run.model:
         why = f"the work of a step is not known ({run.model.uncounted}): the rate is as logged, unchecked"
@@ -177,8 +179,8 @@ def _judge(point: Point, attempt: Attempt, run: records.Run, expected: int) -> N
 def _plausible(point: Point, run: records.Run, factor: float | None) -> None:
     """MFU; a point no GPU could reach, or no such GPU could be so slow at, is void and says which unit is wrong."""
     known, rate, wrong = specification(run.gpu), point.tflops, None
-    peak = run.gpu.peak_tflops or (known and known.bf16)
-    highest = peak or max(g.bf16 or 0 for g in gpus.load().values())
+    peak = run.gpu.peak_tflops or (known and known.dense(run.dtype))
+    highest = peak or max(g.dense(run.dtype) or g.bf16 or 0 for g in gpus.load().values())
     if run.gpu.device == "cuda" and rate > highest:
         wrong = f"{rate:.4g} TFLOPS is over the peak of {highest:g}: exec_time_ms is not in ms, or of other work"
     elif run.gpu.device == "cuda" and peak and rate < LEAST_SHARE * peak:

@@ -17,15 +17,17 @@ from harness.gpus import Gpu
 from harness.report import comparing, fits
 from harness.report.box import Box, NothingUsable, Sweep
 
-# Dense bf16 peaks, memory bandwidths, NVLink rates. The rest stays: copies (no host link is known), idle, fixed time.
+# Dense peaks of the step's format, memory bandwidths, NVLink rates. The rest stays: copies (no host link is known),
+# idle, fixed time.
 FOLLOWS = dict.fromkeys(("attention", "matmul", "dense", "everything else"), "compute")
 FOLLOWS |= {"other_compute": "bandwidth", "optimizer": "bandwidth", "exposed_communication": "link"}
 
 
-def spec_ratios(old: Gpu | None, new: Gpu) -> dict[str, float | None]:
-    """New over old: compute (dense bf16), bandwidth, link (NVLink); null where a figure is not known."""
-    names = {"compute": "bf16", "bandwidth": "bandwidth_tb_s", "link": "nvlink_gb_s"}
-    figures = {k: (getattr(old, name, None), getattr(new, name)) for k, name in names.items()}
+def spec_ratios(old: Gpu | None, new: Gpu, step: str = "bf16") -> dict[str, float | None]:
+    """New over old: compute (dense, of the step's format), bandwidth, link (NVLink); null where one is not known."""
+    names = {"bandwidth": "bandwidth_tb_s", "link": "nvlink_gb_s"}
+    figures = {"compute": (old and old.dense(step), new.dense(step))}
+    figures |= {k: (getattr(old, name, None), getattr(new, name)) for k, name in names.items()}
     return {k: b / a if a and b else None for k, (a, b) in figures.items()}
 
 
@@ -45,7 +47,8 @@ def project(box: Box, sweep: Sweep | None, target: Gpu, seen: dict | None) -> li
 
     Raises NothingUsable when the compute or bandwidth ratio is not known: there is nothing to project with.
     """
-    ratios = spec_ratios(box.gpu, target)
+    dtype = sweep.run.dtype if sweep else "bf16"
+    ratios = spec_ratios(box.gpu, target, dtype)
     if missing := [name for name in ("compute", "bandwidth") if ratios[name] is None]:
         raise NothingUsable(
             f"{' and '.join(missing)} of {box.name} or {target.label} not known: nothing to project with"
@@ -56,7 +59,7 @@ def project(box: Box, sweep: Sweep | None, target: Gpu, seen: dict | None) -> li
         if parts:
             step = {"what": "sweep", "seq_len": n, "label": str(n), "basis": basis}
             steps.append(step | _range(sweep.points[n].median_ms, parts, ratios, seen))
-    for _, d in box.decompositions:
+    for d in (d for run, d in box.decompositions if run.dtype == dtype):
         step = {"what": "decomposed step", "seq_len": d.seq_len, "label": f"{d.seq_len} (decomposed)"}
         step |= {"basis": "its buckets" if d.full else "two buckets"}
         steps.append(step | _range(d.step_ms, {x.name: x.ms for x in d.full or d.two}, ratios, seen))

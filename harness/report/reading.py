@@ -23,6 +23,7 @@ from harness.report.box import Box, NothingUsable, specification
 from harness.report.lines import flag, number
 from harness.report.points import Attempt
 
+KEPT_LOSSES = 1000  # of a length; the rest of a long log is only timed
 PEAKS = ("peak_mem_gib", "peak_allocated_gib")
 
 
@@ -172,6 +173,8 @@ class _File:
         retried = flushed or (number(piece.get("alloc_retries")) or 0) > 0
         attempt.seen += 1
         attempt.last = step, not warmup and not retried
+        if (loss := number(piece.get("loss"))) is not None and len(attempt.losses) < KEPT_LOSSES:
+            attempt.losses[int(step) + 1] = loss
         if warmup:
             return
         for name in PEAKS:

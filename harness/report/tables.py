@@ -108,7 +108,9 @@ def quotient(old: float | None, new: float | None) -> str:
 
 
 def recipe_name(recipe: records.Recipe) -> str:
-    """long-context, or for a custom one what it has: ZeRO-2 + Liger."""
+    """long-context, or for a custom one what it has: ZeRO-2 + Liger; and the format when it is not bf16."""
+    if recipe.dtype != "bfloat16":
+        return f"{recipe_name(recipe.model_copy(update={'dtype': 'bfloat16'}))} in {recipe.dtype}"
     if recipe.name != "custom":
         return recipe.name
     parts = {"checkpointing": recipe.grad_checkpoint, "CPU AdamW": recipe.offload_optimizer, "Liger": recipe.use_liger}
@@ -279,7 +281,8 @@ def decomposition(v: View) -> Table:
         n, done, sides = a.seq_len, flops.step_work(run, a.seq_len), []
         for step, box in ((a, v.old), (b, v.new)):
             rate = done.total_tflop / step.step_ms * 1e3 if done else None
-            mfu = rate / box.gpu.bf16 if rate and box.gpu and box.gpu.bf16 else None
+            peak = box.gpu and box.gpu.dense(run.dtype)
+            mfu = rate / peak if rate and peak else None
             total = records.Bucket(name="total", ms=step.step_ms, tflops=rate, mfu=mfu)
             two = {f"of two: {x.name}" if step.full else x.name: x for x in step.two}
             sides.append({x.name: x for x in step.full} | two | {"total": total})

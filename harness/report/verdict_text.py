@@ -44,6 +44,18 @@ class Page:
         rows = [[a["need"], WORDS[a["old_can"]], WORDS[a["new_can"]], a["new_stack"]] for a in gate["needs"]]
         self.table(["need", f"{self.old} can", f"{self.new} can", f"{self.new}'s software"], rows)
 
+    def formats(self, rows: list[dict]) -> None:
+        self.head("What does another format give, without buying anything?")
+        for row in rows:
+            fmt, name = row["format"], self.names[row["side"]]
+            what = f"{fmt['recipe']}, {fmt['converted']} of {fmt['total']} layers" if fmt else "as logged"
+            fake = ", emulated: its time says nothing of the format" if fmt and fmt["emulated"] else ""
+            parts = ", ".join(f"{p['seq_len']}: {ratio(p['speedup'])}" for p in row["points"])
+            self.say(f"Same box, other format: {name}, {setup_name(row)} over bf16 ({what}{fake}): {parts}.")
+            losses = [p for p in row["points"] if p["steps"]]
+            texts = [f"{p['loss']:.4g} for {p['bf16_loss']:.4g} after {p['steps']} at {p['seq_len']}" for p in losses]
+            self.say(f"  Loss beside bf16's, after as many steps: {', '.join(texts) or 'not recorded'}.")
+
     def comparable(self, c: dict) -> None:
         self.head(f"Are they comparable? {'Yes' if c['ok'] else 'No, compared all the same' if c['allowed'] else 'No'}")
         if "stack" in c:
