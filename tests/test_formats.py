@@ -85,6 +85,13 @@ def test_fp8_is_emulated_only_where_there_is_none():
     assert formats.emulated("fp8_rowwise", A100) and not formats.emulated("bf16", None)
 
 
+def test_a_sweep_asks_the_driver_for_the_capability(monkeypatch):
+    """Without torch, whose context would stay on the GPU as long as the sweep lasts."""
+    gpu = box.VisibleGpu(0, "handle", "GPU-1", "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr(box.pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: [8, 0], raising=False)
+    assert box.capability([gpu]) == A100 and box.capability([]) is None
+
+
 def test_a_sweep_in_another_format_is_another_sweep():
     keys = {
         sweep_key(load(SweepSettings, [f"--dtype={d}"]).resolve(False), [], 2) for d in ("bf16", "fp8", "fp8_rowwise")

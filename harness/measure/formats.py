@@ -109,14 +109,11 @@ def convert(model: nn.Module, dtype: str, capability: tuple[int, int] | None, co
         raise FormatUnavailable(f"DTYPE={dtype}: no layer can take it: {'; '.join(sorted({*kept.values()}))}")
     converter(model, module_filter_fn=lambda _, name: said.get(name) == "")
     kinds = [type(model.get_submodule(name)) for name in taken]
+    recipe = f"torchao {attention.version('torchao')} {kinds[0].__name__} {RECIPE[dtype]}"
     return records.Format(
-        name=dtype,
-        recipe=f"torchao {attention.version('torchao')} {kinds[0].__name__} {RECIPE[dtype]}",
-        emulated=emulated(dtype, capability),
-        converted=sum(kind is not nn.Linear for kind in kinds),
-        total=len(taken) + len(kept),
-        kept=kept,
-    )
+        name=dtype, recipe=recipe, emulated=emulated(dtype, capability), kept=kept,
+        converted=sum(kind is not nn.Linear for kind in kinds), total=len(taken) + len(kept),
+    )  # fmt: skip
 
 
 def why_kept(name: str, module: nn.Module, output: nn.Module | None, multiple: int) -> str | None:
@@ -131,13 +128,3 @@ def why_kept(name: str, module: nn.Module, output: nn.Module | None, multiple: i
         return f"{type(module).__name__}, a router or of its own kind"
     odd = module.in_features % multiple or module.out_features % multiple
     return f"{module.in_features} x {module.out_features} is not divisible by {multiple}" if odd else ""
-
-
-def notes(settings: Settings, capability: tuple[int, int] | None) -> list[str]:
-    """What to know of a measurement in this format."""
-    found = []
-    if settings.dtype != "bf16" and not settings.compile and not emulated(settings.dtype, capability):
-        found.append(
-            f"DTYPE={settings.dtype} without COMPILE=1: casts are kernels of their own and may cost what it saves"
-        )
-    return found

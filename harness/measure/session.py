@@ -157,7 +157,10 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
     described = model.record(built, settings)
     fmt = formats.convert(built.model, settings.dtype, facts["capability"], converter) if converter else None
-    built.notes += formats.notes(settings, facts["capability"])
+    if fmt and not fmt.emulated and not settings.compile:
+        built.notes.append(
+            f"{fmt.name} without COMPILE=1: its casts are kernels of their own and may cost what it saves"
+        )
     text = built.config.get("text_config") or built.config
     heads = text.get("num_attention_heads") or text.get("n_head")
     probe = attention.probe(

@@ -142,13 +142,13 @@ def main() -> int:
     except OSError as error:
         console.print(f"cannot write under {settings.results}: {error.strerror or error}")
         return 1
-    capability, first = box.capability(sweep.visible), []
-    if sweep.device == "cpu":
-        first.append(f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU.")
-    if (capability or sweep.device == "cpu") and formats.emulated(settings.dtype, capability):
+    capability = box.capability(sweep.visible)
+    first = [f"No GPU: these figures describe this CPU and the model {settings.model}, and no GPU."]
+    first = first if sweep.device == "cpu" else []
+    if (capability or first) and formats.emulated(settings.dtype, capability):
         first.append(EMULATED.format(settings.dtype))
     if first:
-        console.print(" ".join(first))
+        console.print(*first)
     for said in telemetry.busy_processes([g.handle for g in sweep.visible]):
         console.print(f"warning: {said}; it will be measured too")
     shm = stack.host().shm_gib
