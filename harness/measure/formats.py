@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -38,12 +37,6 @@ class FormatUnavailable(RuntimeError):
     """The format cannot be trained in here; the message names DTYPE and says what is missing."""
 
     kind = "wrong_setting"
-
-
-def quiet() -> None:
-    """Before torchao's first import, which warns of kernels for other GPUs and of its own use of torch."""
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def emulated(dtype: str, capability: tuple[int, int] | None) -> bool:

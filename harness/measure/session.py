@@ -7,6 +7,7 @@ with session.run(settings, "sweep") as trainer:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -130,7 +131,8 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if device == "cuda":
         torch.cuda.set_device(local_rank)  # before torchao is imported, which asks about the current device
-    formats.quiet()
+    for name in ("torchao", "torch.utils._pytree"):  # torchao warns of kernels for other GPUs, torch of torchao
+        logging.getLogger(name).setLevel(logging.ERROR)
     import deepspeed  # and with it transformers, and with that torchao
 
     facts = box.device_facts(device, local_rank)

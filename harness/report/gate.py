@@ -56,9 +56,7 @@ def _stack_runs(box: Box, dtype: str) -> str:
     real = [s for s in box.sweeps if MATMUL.get(s.run.dtype) == dtype and not (s.run.format and s.run.format.emulated)]
     for sweep in reversed(real):
         if measured := [n for n, p in sweep.points.items() if p.outcome == "measured"]:
-            rate = sweep.points[measured[-1]].tflops
-            at = f"{rate:.0f} TFLOPS of it at {measured[-1]} tokens" if rate else f"at {measured[-1]} tokens"
-            return f"runs, a training step measured with DTYPE={sweep.run.dtype}, {at}"
+            return f"runs, a training step measured with DTYPE={sweep.run.dtype} at {measured[-1]} tokens"
     found = [c for _, c in box.ceilings if c.what == "matmul" and c.name == dtype]
     if not found:
         return "not measured"

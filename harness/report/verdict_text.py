@@ -52,8 +52,8 @@ class Page:
             fake = ", emulated: its time says nothing of the format" if fmt and fmt["emulated"] else ""
             parts = ", ".join(f"{p['seq_len']}: {ratio(p['speedup'])}" for p in row["points"])
             self.say(f"Same box, other format: {name}, {setup_name(row)} over bf16 ({what}{fake}): {parts}.")
-            losses = [p for p in row["points"] if p["steps"]]
-            texts = [f"{p['loss']:.4g} for {p['bf16_loss']:.4g} after {p['steps']} at {p['seq_len']}" for p in losses]
+            form = "{loss:.4g} for {bf16_loss:.4g} after {steps} at {seq_len}"
+            texts = [form.format_map(p) for p in row["points"] if p["steps"]]
             self.say(f"  Loss beside bf16's, after as many steps: {', '.join(texts) or 'not recorded'}.")
 
     def comparable(self, c: dict) -> None:
