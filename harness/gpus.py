@@ -122,7 +122,7 @@ def peak(
         return float(override), f"PEAK_TFLOPS={override:g}, given by hand ({table})"
     dtype = MATMUL[step]
     if gpu is None or gpu.dense(step) is None:
-        missing = "the {} has no {}" if gpu and dtype in gpu.unsupported else "no dense figure for {} in {} is known"
+        missing = "the {0} has no {1}" if gpu and dtype in gpu.unsupported else "no dense {1} figure is known for {0}"
         problem = problem or missing.format(gpu.label, dtype)
         return None, f"no MFU: {problem}; set PEAK_TFLOPS to its dense {dtype} TFLOPS to have one"
     return float(gpu.dense(step)), f"dense {dtype} of the {gpu.label}: {gpu.source}"

@@ -58,7 +58,8 @@ RULES = tuple(
                        | winograd | [dw]grad_ | ^aten::(mm|bmm|addmm|baddbmm)\b"""),
         ("other", r"""\bcub:: | thrust:: | cudnn | ^aten:: | autograd:: | embedding | triton | norm | rope | rotary
                       | swiglu | geglu | silu | gelu | liger | element_?(mul|wise) | softmax | cross_entropy
-                      | Backward\d | ^fft | bounds_check | ^detach | quantize | to_mxfp8 | hadamard | ^_ToFloat8 | ^PythonSubclass"""),
+                      | Backward\d | ^fft | bounds_check | ^detach
+                      | quantize | to_mxfp8 | hadamard | ^_ToFloat8 | ^PythonSubclass"""),
     )
 )  # fmt: skip
 

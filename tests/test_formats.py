@@ -205,7 +205,7 @@ def test_a_layer_made_around_another_has_its_parameters():
         ("NVIDIA H200", H200, 139.8, "bf16", 989, "dense bf16 of the H200"),
         ("NVIDIA B200", B200, 178.4, "mxfp8", 4500, "dense fp8 of the B200"),
         ("NVIDIA B200", B200, 178.4, "nvfp4", 10000, "dense nvfp4 of the B200"),
-        ("NVIDIA A100-SXM4-80GB", A100, 79.3, "fp8", None, "no MFU: the A100 SXM 80GB has no fp8 matmul"),
+        ("NVIDIA A100-SXM4-80GB", A100, 79.3, "fp8", None, "no MFU: the A100 SXM 80GB has no fp8;"),
         ("Made Up 9000", H200, 100.0, "fp8", None, "set PEAK_TFLOPS to its dense fp8 TFLOPS"),
     ],
 )
