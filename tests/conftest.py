@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# The files that take longest, which are started first: one that starts last is waited for by itself.
+LONG_FILES = ["faults", "training", "nodes", "gpu_suite", "fa4_compile", "companions", "readme", "attention", "install"]
 
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start in one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,14 +34,14 @@ def environment(**changed: str) -> dict[str, str]:
 class SweepProcess:
     """A running sweep on two CPU ranks."""
 
-    def __init__(self, results: Path, **settings):
+    def __init__(self, results: Path, module: str = "harness.measure.sweep", **settings):
         self.results = results
         variables = {k.upper(): str(v) for k, v in settings.items()}
         # A lock file of its own: tests must not wait for a sweep of the user's.
         variables = {"RESULTS": str(results), "PRECISION": "0", "TMPDIR": str(results.parent)} | variables
         self.out = (results.parent / "sweep.out").open("a+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "harness.measure.sweep"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
             env=environment(**variables),
             stdout=self.out,
@@ -73,16 +75,16 @@ class SweepProcess:
             return psutil.Process(self.process.pid).children(recursive=True)
         return []
 
-    def find(self, *words: str) -> psutil.Process:
-        """The descendant whose command line has all these words."""
+    def find(self, word: str, **variables: str) -> psutil.Process:
+        """The descendant whose command line has this word, and its environment these variables."""
         for p in self.tree():
             with contextlib.suppress(psutil.Error):
-                if all(any(w in part for part in p.cmdline()) for w in words):
+                if any(word in part for part in p.cmdline()) and variables.items() <= p.environ().items():
                     return p
-        raise AssertionError(f"no process with {words}")
+        raise AssertionError(f"no process with {word} and {variables}")
 
     def rank(self, number: int) -> psutil.Process:
-        return self.find("benchmark.py", f"--local_rank={number}")
+        return self.find("benchmark.py", LOCAL_RANK=str(number))
 
     def finish(self, timeout_s: float = 300) -> int:
         return self.process.wait(timeout_s)
@@ -101,6 +103,11 @@ def alive(processes: list[psutil.Process], within_s: float = 15) -> list[psutil.
     """Those that still run after a while."""
     _, left = psutil.wait_procs(processes, timeout=within_s)
     return [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}.py": number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))  # stable: within a file nothing changes
 
 
 @pytest.fixture(autouse=True)

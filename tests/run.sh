@@ -17,4 +17,5 @@ export PATH=$bin:$PATH DS_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES=""
 ruff check .
 ruff format --check .
 shellcheck ./*.sh tests/*.sh tests/gpu/*.sh .ci/run
-exec python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+# Files side by side, in the order of tests/conftest.py: the long ones first.
+exec python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 10 "$@"
