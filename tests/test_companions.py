@@ -35,7 +35,7 @@ SMALL = ["--heads=4", "--kv-heads=2", "--head-dim=32", "--burst-ms=150"]
 
 def run(script, *arguments, code=0, **variables):
     command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
@@ -108,7 +108,7 @@ def test_a_kernel_with_wrong_numbers_is_refused():
 
 
 def test_flash_attn_on_this_cpu(tmp_path):
-    flags = ["--seqlens=128,64", "--attn=all", "--sustained-s=1", *SMALL, f"--results={tmp_path}"]
+    flags = ["--seqlens=128,64", "--attn=all", "--sustained-s=0.3", *SMALL, f"--results={tmp_path}"]
     done = run("bench_flash_attn.py", *flags)
     assert done.stdout.startswith("# These figures describe this CPU")
     _, rows = result(tmp_path, "attention")
@@ -557,10 +557,9 @@ def test_live_on_two_ranks_and_the_same_from_the_saved_traces(tmp_path):
         f"--save-trace={tmp_path / 'traces'}",
         f"--results={tmp_path}",
     ]
-    command = launch.launcher_command("bench_decompose.py", flags, ["--num_gpus", "2"])
-    start = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{time.monotonic() - start:.0f} s\n" + done.stdout[-3000:] + done.stderr[-3000:]
+    # torchrun starts in a fifth of the time; the flag is what DeepSpeed's launcher adds.
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "bench_decompose.py"]
+    run(*torchrun, "--local_rank=0", *flags, OMP_NUM_THREADS="1")
     head, rows = result(tmp_path, "decompose")
     assert head.recipe.name == "short-context" and head.world_size == 2
     (record,) = [r for r in rows if r.record == "decomposition"]

@@ -101,9 +101,12 @@ def test_the_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rehearsal_of_what_a_cpu_can_do(tmp_path):
+def test_a_rehearsal_of_what_a_cpu_can_do(tmp_path, pytestconfig):
     chosen = "test_attention or packing or compile"
-    done = run_suite("--rehearse", "-k", f"({chosen}) and not burst", TMPDIR=str(tmp_path))
+    # What the compiler made is kept from one run of the tests to the next; it makes anew what has changed.
+    kept = pytestconfig.cache.mkdir("inductor")
+    variables = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(kept)}
+    done = run_suite("--rehearse", "-k", f"({chosen}) and not burst", **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "says nothing of any GPU" in done.stdout
     assert re.search(r"packed documents against each by itself +│ loss .* yes", done.stdout)

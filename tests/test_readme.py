@@ -115,7 +115,8 @@ def test_runs(command, tmp_path):
     if "run_sweep.sh" in command and not installed.exists():
         pytest.skip("run_sweep.sh would install into this environment, which install.sh did not make")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = environment(RESULTS=str(tmp_path), VENV=sys.prefix, PATH=path, TMPDIR=str(tmp_path))
+    few = {"STEPS": "2", "WARMUP_STEPS": "1"}  # that it runs is the question, not how fast
+    env = environment(RESULTS=str(tmp_path), VENV=sys.prefix, PATH=path, TMPDIR=str(tmp_path), **few)
     folder = clone(tmp_path / "clone")  # what a command writes stays out of the checkout
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import benchmark
+from harness.measure import sweep
 from harness.measure.settings import GUIDE_SEQLENS, Settings, SweepSettings, load
 from tests.conftest import ROOT, environment
 
@@ -67,15 +69,24 @@ def test_a_sweeps_flags_give_the_benchmark_the_same_settings(tmp_path):
         ("PRECISION", "nan", "PRECISION=nan"),
     ],
 )
-@pytest.mark.parametrize("script", ["benchmark.py", "run_sweep.sh"])
-def test_a_wrong_value_is_one_line_and_exit_2(script, name, value, said):
-    command = [sys.executable, "benchmark.py"] if script == "benchmark.py" else [sys.executable, "-m"]
-    command += [] if script == "benchmark.py" else ["harness.measure.sweep"]
-    env = environment(**{name: value})
+@pytest.mark.parametrize("module", [benchmark, sweep])
+def test_a_wrong_value_is_one_line_and_exit_2(module, name, value, said, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["as a command"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize("command", [["benchmark.py"], ["-m", "harness.measure.sweep"]])
+def test_a_wrong_value_given_to_the_real_command(command):
+    command, env = [sys.executable, *command], environment(STEPS="0")
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert said in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "STEPS=0: Input should be greater than or equal to 1" in line
 
 
 @pytest.mark.parametrize(
