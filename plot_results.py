@@ -6,7 +6,8 @@
     python plot_results.py OLD NEW --table speedup --table memory    # only these
     python plot_results.py --fill docs/worked-example.md      # rewrites the tables between the markers of a page
 
-OLD and NEW are result folders of the two boxes, or single files of them. A marker is <!-- table:speedup -->, closed by
+OLD and NEW are result folders of the two boxes, single files of them, or logs of another trainer.
+A marker is <!-- table:speedup -->, closed by
 <!-- /table:speedup -->; specifications and ceilings also take two GPUs: <!-- table:specifications B200 B300 -->, and
 table:verdict is the end of should_upgrade.py's page.
 The tables need no matplotlib. A price adds the cost of a token to both.
@@ -37,11 +38,14 @@ MARKER = re.compile(r"(<!-- table:([^\n>]+?) -->\n).*?(<!-- /table:\2 -->)", re.
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
     try:
-        boxes = read_box(args.old or command.PUBLISHED / "h200"), read_box(args.new or command.PUBLISHED / "b200")
+        old = read_box(args.old or command.PUBLISHED / "h200", args.old_facts)
+        new = read_box(args.new or command.PUBLISHED / "b200", args.new_facts)
+        view = tables.view(old, new, args.options)
     except NothingUsable as error:
         print(error, file=sys.stderr)
         return 4
-    view = tables.view(*boxes, args.options)
+    except ValueError as error:
+        parser.error(str(error))
     for problem in view.result["question"]["problems"]:
         print(problem, file=sys.stderr)
     found, compared = texts(view), view.result["comparable"]

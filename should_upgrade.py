@@ -4,12 +4,14 @@
     python should_upgrade.py results/nvidia-h200 results/nvidia-b200 --price-old 2.5 --price-new 4.9
     python should_upgrade.py OLD NEW --price-ratio 2 --needs fp4,memory=170GiB     # what OLD must not lack
     python should_upgrade.py OLD NEW --price-ratio 2 --doc-len 8192  # your data: documents of 8192 tokens, packed
+    python should_upgrade.py old.log new.log --new gpu=B200 --price-ratio 2   # logs of a trainer you already run
     python should_upgrade.py OLD NEW --price-ratio 2 --json        # the same content for programs
     python should_upgrade.py OLD NEW --price-ratio 2 --html upgrade.html    # one page to send to the person who pays
     python should_upgrade.py OLD --project-to B300 --price-ratio 1.4   # before renting: what to expect, as a range
     python should_upgrade.py "RTX PRO 6000" B200 --price-ratio 3.4 --fleet 7+1:3+1 --fleet-base 3+1=8.8
 
-OLD and NEW are result folders of the two boxes, or single files of them; with --fleet also names of GPUs. Prices are
+OLD and NEW are result folders of the two boxes, single files of them, or logs of another trainer (what a log does not
+say comes from box.toml beside it, or --old and --new); with --fleet also names of GPUs. Prices are
 per GPU and hour in any currency. Without a price the answer is the price ratio up to which the upgrade pays. The page
 goes in the order of deciding: what OLD cannot do at all, whether the two are comparable, speed, memory, money, verdict.
 
@@ -24,7 +26,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -75,19 +77,18 @@ def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]
     old_path, new_path = args.old or pair[0], args.new or pair[1]
     if target := args.project_to:
         published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
-        old = read_box(old_path)
-        new = Box(old.folder, target.label, target)
-        return lambda options: tables.View(old, new, None, decision.project(old, target, options, published))
-    return partial(tables.view, box(old_path, args.fleet), box(new_path, args.fleet))
 
 
-def box(path: str | Path, by_name: object) -> Box:
+from collections.abc import Callable, Sequence
+
+
+def box(path: str | Path, by_name: object, facts: Sequence[str]) -> Box:
     """A measured box; with by_name also the bare specification of a GPU by that name. Raises NothingUsable."""
     if by_name and not Path(path).exists():
         with contextlib.suppress(KeyError):
             gpu = gpus.by_key(str(path))
             return Box(Path(), gpu.label, gpu)
-    return read_box(path)
+    return read_box(path, facts)
 
 
 def write_page(args: argparse.Namespace, ask: Callable, parser: command.Parser) -> int:

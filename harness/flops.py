@@ -92,19 +92,31 @@ def step_work(run, seq_len: int, doc_len: int | None = None) -> Count | None:
 
     doc_len overrides the recipe's: documents of that many tokens packed into the sequence.
     """
-    if run.model is None or run.recipe is None or run.model.uncounted:
+    if run.model is None or not (run.recipe or run.job) or run.model.uncounted or seq_len is None:
         return None
+    batch, packed = (run.recipe.batch_size, run.recipe.doc_len) if run.recipe else (1, None)
     try:
-        one = count(run.model.config, seq_len, run.recipe.batch_size, doc_len or run.recipe.doc_len)
+        one = count(run.model.config, seq_len, batch, doc_len or packed)
     except Uncountable:
         return None
-    share = run.recipe.grad_accum / run.recipe.sp_size
+    if run.recipe:
+        share = run.recipe.grad_accum / run.recipe.sp_size
+    elif tokens := step_tokens(run, seq_len):
+        share = tokens / seq_len
+    else:
+        return None
     return Count(one.attention_tflop * share, one.dense_tflop * share)
 
 
-def step_tokens(run, seq_len: int) -> float:
-    """Tokens one GPU trains on in a step: seqlen x batch x accumulation, shared by the GPUs of one sequence."""
+def step_tokens(run, seq_len: int | None) -> float | None:
+    """Tokens one GPU trains on in a step: seqlen x batch x accumulation, shared by the GPUs of one sequence.
+
+    None: the log the run is from does not say."""
     recipe = run.recipe
+    if run.job:
+        job = run.job
+        tokens = job.tokens_per_step or (job.global_batch and seq_len and job.global_batch * seq_len)
+        return tokens / run.world_size if tokens and run.world_size else None
     return seq_len * recipe.batch_size * recipe.grad_accum / recipe.sp_size if recipe else float(seq_len)
 
 

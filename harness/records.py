@@ -55,11 +55,13 @@ class Base(BaseModel):
 
 
 class Gpu(Base):
-    """The devices of one run, all alike. On a machine without a GPU `device` is "cpu" and `name` the processor's."""
+    """The devices of one run, all alike. On a machine without a GPU `device` is "cpu" and `name` the processor's.
 
-    device: Literal["cuda", "cpu"]
-    name: str
-    count: int
+    Null is what another trainer's log does not say."""
+
+    device: Literal["cuda", "cpu"] | None
+    name: str | None
+    count: int | None
     capability: tuple[int, int] | None = None
     memory_gib: float | None = None
     sm_count: int | None = None
@@ -76,8 +78,8 @@ class Gpu(Base):
 class Stack(Base):
     """Versions; everything here but `attention_package` must be equal on two boxes to compare them."""
 
-    python: str
-    torch: str
+    python: str | None = None
+    torch: str | None = None
     cuda: str | None = None
     transformers: str | None = None
     deepspeed: str | None = None
@@ -97,9 +99,9 @@ class Attention(Base):
 
 class Model(Base):
     name: str
-    weights: Literal["real", "random"]
-    num_layers: int
-    parameters: int
+    weights: Literal["real", "random"] | None
+    num_layers: int | None
+    parameters: int | None
     config: dict = Field(description="the Hugging Face config as a dict: all that harness.flops needs")
     uncounted: str | None = Field(None, description="why FLOPs are null, when they are")
     left_out: list[str] = Field([], description="parts of the model that its FLOPs leave out, and why")
@@ -135,6 +137,17 @@ class Format(Base):
     kept: dict[str, str] = Field({}, description="layer that stays bf16 -> why")
 
 
+class Job(Base):
+    """What another trainer's log, or the box.toml beside it, says of the job; null is unknown."""
+
+    trainer: str | None = Field(None, description="whose form the log has")
+    software: str | None = None
+    precision: str | None = None
+    global_batch: int | None = Field(None, description="sequences of all GPUs a step")
+    tokens_per_step: int | None = Field(None, description="tokens of all GPUs a step")
+    grad_accum: int | None = None
+
+
 class Host(Base):
     cpu: str | None = None
     sockets: int | None = None
@@ -165,18 +178,20 @@ class Run(Base):
     kind: Literal["sweep", "attention", "ceilings", "decompose"]
     run_id: str
     started: str
-    source: Literal["measured", "published"] = "measured"
+    source: Literal["measured", "published", "log"] = "measured"
     sweep_key: str | None = None
     argv: list[str] = []
     settings: dict = {}
     gpu: Gpu
     stack: Stack
     host: Host = Host()
-    world_size: int = 1
+    world_size: int | None = 1
     attention: Attention | None = None
     model: Model | None = None
     recipe: Recipe | None = None
     format: Format | None = Field(None, description="null for bf16")
+    job: Job | None = Field(None, description="in place of a recipe, where the source is another trainer's log")
+    mismatch: str | None = Field(None, description="set when ranks of this run say different things")
     flop_convention: str | None = None
     environment: dict[str, str] = Field({}, description="NCCL_*, allocator, determinism and threading variables")
     memory_source: str | None = Field(None, description="what peak_mem_gib is on this device")
@@ -186,6 +201,8 @@ class Run(Base):
     @property
     def dtype(self) -> str:
         """The step's format in DTYPE's words."""
+        if self.job:
+            return self.job.precision or "unknown"
         return self.recipe.dtype.replace("bfloat16", "bf16") if self.recipe else "bf16"
 
 

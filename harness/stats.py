@@ -21,6 +21,8 @@ import numpy as np
 
 MIN_STEPS = 3  # fewer say nothing about their spread
 PILOT = slice(1, 6)  # the five steps whose spread settles how many are enough; the first one may well be slow
+DRIFT = 0.10  # a step that differs from its neighbour by more is start-up; by half of it within a run, it is not steady
+MAX_STARTUP = 5  # steps; what has not settled then is noise
 TRIM = 0.2  # the share pulled in at either end
 MEDIAN_FACTOR = 1.08  # standard error of the median / of the 20 % trimmed mean, ten normal values: 0.373 / 0.345
 
@@ -48,25 +50,50 @@ class Ratio:
         return f"{value} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def median_interval(times: Sequence[float]) -> tuple[float, float | None, float | None]:
+def drifts(step: float, other: float) -> bool:
+    """Whether a step differs from its neighbour by more than DRIFT."""
+    return abs(step - other) > DRIFT * other
+
+
+def steady(times: Sequence[float]) -> bool:
+    """Whether the medians of the first and the second half are within DRIFT / 2; fewer than four cannot show drift."""
+    half = len(times) // 2
+    if half < 2:
+        return True
+    first, second = np.median(times[:half]), np.median(times[-half:])
+    return bool(abs(first - second) <= DRIFT / 2 * np.median(times))
+
+
+def startup(times: Sequence[float]) -> int:
+    """How many leading steps of somebody else's run are start-up: slower than the next one, and drifting."""
+    for i in range(min(MAX_STARTUP, len(times) - 1)):
+        if not (times[i] > times[i + 1] and drifts(times[i], times[i + 1])):
+            return i
+    return 0
+
+
+def median_interval(times: Sequence[float], weights: Sequence[float] = ()) -> tuple[float, float | None, float | None]:
     """Median and 95 % interval of positive times, in their unit; the interval is null for fewer than three.
 
+    weights: how many steps each time is the mean of; none: equally many. However large, a mean is one observation.
     Raises ValueError for no times, or one that is not finite and positive.
     """
-    median, error, df = _median(times)
+    median, error, df = _median(times, weights)
     if error is None:
         return median, None, None
     factor = math.exp(_t975(df) * error)
     return median, median / factor, median * factor
 
 
-def ratio_interval(old: Sequence[float], new: Sequence[float]) -> Ratio:
+def ratio_interval(
+    old: Sequence[float], new: Sequence[float], old_weights: Sequence[float] = (), new_weights: Sequence[float] = ()
+) -> Ratio:
     """median(old) / median(new) with its 95 % interval: the speedup when both are times of the same work.
 
     The interval is null when either box has fewer than three steps. Raises ValueError as median_interval does.
     """
-    old_median, old_error, old_df = _median(old)
-    new_median, new_error, new_df = _median(new)
+    old_median, old_error, old_df = _median(old, old_weights)
+    new_median, new_error, new_df = _median(new, new_weights)
     value = old_median / new_median
     if old_error is None or new_error is None:
         return Ratio(value)
@@ -90,19 +117,33 @@ def steps_needed(times: Sequence[float], precision: float) -> int:
     return max(PILOT.stop, math.ceil((half / precision) ** 2))
 
 
-def _median(times: Sequence[float]) -> tuple[float, float | None, int]:
-    """The median, the standard error of its logarithm (null under three times), degrees of freedom."""
-    values = np.sort(np.asarray(times, dtype=float))
+def _median(times: Sequence[float], weights: Sequence[float] = ()) -> tuple[float, float | None, int]:
+    """The median, the standard error of its logarithm (null under three times), degrees of freedom.
+
+    Weighted as means over so many steps are: their variance falls with the weight, so it is estimated by weighted
+    squares, over as many degrees of freedom as there are means.
+    """
+    values = np.asarray(times, dtype=float)
     n = len(values)
-    if not n or not np.all(np.isfinite(values)) or values[0] <= 0:
+    if not n or not np.all(np.isfinite(values)) or values.min() <= 0:
         raise ValueError("times must be finite and positive, at least one")
-    median = float(np.median(values))
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    if equal := len(weights) == 0 or min(weights) == max(weights):
+        shares, median = np.ones(n), float(np.median(values))
+    else:
+        shares = np.asarray(weights, dtype=float)[order]
+        shares *= n / shares.sum()
+        passed = np.cumsum(shares)
+        first, second = (np.searchsorted(passed, n / 2 * (1 + e)) for e in (-1e-9, 1e-9))
+        median = float(values[first] + values[min(second, n - 1)]) / 2
     if n < MIN_STEPS:
         return median, None, 0
     cut = int(TRIM * n)
     kept = n - 2 * cut
     logs = np.clip(np.log(values), math.log(values[cut]), math.log(values[n - 1 - cut]))
-    variance = (n - 1) * logs.var(ddof=1) / (kept * (kept - 1))
+    mean = logs.mean() if equal else np.average(logs, weights=shares)
+    variance = float(shares @ (logs - mean) ** 2) / (kept * (kept - 1))
     return median, MEDIAN_FACTOR * math.sqrt(variance), kept - 1
 
 

@@ -1,6 +1,6 @@
-"""How fast the reader is beside plain json.loads, and how long it takes to a verdict. Nothing is asserted.
+"""How fast the readers are beside plain json.loads, and how long it takes to a verdict. Nothing is asserted.
 
-python tests/bench_reading.py [--records 1000000]
+python tests/bench_reading.py [--records 1000000] [--lines 100000]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,6 +55,34 @@ def write(path: Path, count: int) -> None:
             )
 
 
+def log(path: Path, count: int) -> None:
+    """A log of the longest lines there are, Megatron-LM's, all of another step."""
+    line = (ROOT / "tests/data/logs/megatron_16x_h100_mixtral_8x7b.log").read_text().splitlines()[0] + "\n"
+    head, tail = line.split("43/", 1)
+    with path.open("w") as out:
+        out.writelines(f"{head}{i}/{tail}" for i in range(1, count + 1))
+
+
+def read_log(path: Path, count: int) -> None:
+    """Prints time and memory of a log's reading, and of json.loads over the same bytes as strings."""
+    log(path, count)
+    tracemalloc.start()
+    read_box(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    start = time.process_time()
+    read_box(path)
+    ours = time.process_time() - start
+    strings = [json.dumps(line) for line in path.open()]
+    start = time.process_time()
+    for text in strings:
+        json.loads(text)
+    plain = time.process_time() - start
+    size = path.stat().st_size / 1e6
+    print(f"log         {count / ours:10,.0f} lines/s     {ours:6.2f} s for {count:,} lines, {size:.0f} MB, CPU time")
+    print(f"            {ours / plain:10.1f} times json.loads of the same text, {peak / 2**20:.0f} MiB at most")
+
+
 def timed(command: list[str]) -> float:
     start = time.perf_counter()
     subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
@@ -63,6 +92,7 @@ def timed(command: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--lines", type=int, default=100_000)
     count = parser.parse_args().records
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sweep_bench.jsonl"
@@ -83,6 +113,8 @@ def main() -> None:
     print(
         f"memory      {(after - before) / 1024:10.0f} MiB more than before, {steps * 32 / 2**20:.0f} of them step times"
     )
+    with tempfile.TemporaryDirectory() as folder:
+        read_log(Path(folder) / "run.log", parser.parse_args().lines)
     for script in ("should_upgrade.py", "plot_results.py --tables"):
         seconds = min(timed([sys.executable, *script.split()]) for _ in range(3))
         print(f"{script:24} {seconds:6.2f} s from start to result on the published data")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import math
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -19,8 +18,7 @@ from harness import flops, records, stats
 from harness.measure import memory, telemetry
 from harness.measure.settings import Settings
 
-DRIFT = 0.10  # warm-up goes on while a step differs by more than this from the one before ...
-MAX_EXTRA_WARMUP = 5  # ... but not for more than so many steps
+MAX_EXTRA_WARMUP = stats.MAX_STARTUP  # steps of warm-up beyond those asked for, while they drift
 MIN_SECONDS = 30  # of timed steps before PRECISION may end a length
 
 
@@ -204,8 +202,6 @@ class Trainer:
     def summarise(self, seq_len: int, warm: list, steps: list, stopped_by: str) -> records.Summary:
         times = [s.exec_time_ms for s in steps]
         median, low, high = stats.median_interval(times)
-        half = len(times) // 2
-        drift = abs(statistics.median(times[:half]) - statistics.median(times[-half:])) / median if half > 1 else 0
         throttles = [s.gpu_state.throttle for s in steps if s.gpu_state and s.gpu_state.throttle is not None]
         energies = [s.gpu_state.energy_j if s.gpu_state else None for s in steps]
         tokens = flops.step_tokens(self.run, seq_len) * self.run.world_size * len(steps)
@@ -225,7 +221,7 @@ class Trainer:
             attention_tflop=count and rounded(count.attention_tflop),
             dense_tflop=count and rounded(count.dense_tflop),
             warmup_steps=len(warm),
-            steady=not (warm and drifting(warm)) and drift <= DRIFT / 2 and not any(s.alloc_retries for s in steps),
+            steady=not (warm and drifting(warm)) and stats.steady(times) and not any(s.alloc_retries for s in steps),
             throttled=any(telemetry.TROUBLE & set(t) for t in throttles) if throttles else None,
             joules_per_token=None if None in energies else rounded(sum(energies) / tokens),
             stopped_by=stopped_by,
@@ -250,8 +246,7 @@ def drifting(steps: list[records.Step]) -> bool:
     """Whether the last step differs from the one before by more than DRIFT; one alone cannot be told from a first."""
     if len(steps) < 2:
         return True
-    last, before = steps[-1].exec_time_ms, steps[-2].exec_time_ms
-    return abs(last - before) > DRIFT * before
+    return stats.drifts(steps[-1].exec_time_ms, steps[-2].exec_time_ms)
 
 
 def rounded(value: float | None) -> float | None:

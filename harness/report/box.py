@@ -16,12 +16,15 @@ from harness import gpus, records
 class Point:
     """One length of a sweep. Times are of steady steps: no warm-up, no allocator retry, agreeing with their rate."""
 
-    seq_len: int
+    seq_len: int | None  # null: the log does not say
     outcome: Literal["measured", "partial", "oom", "failed", "not_run"]
     times_ms: tuple[float, ...] = ()  # empty where only a median is known
     median_ms: float | None = None
     ci_ms: tuple[float, float] | None = None  # 95 %
     n: int = 0
+    weights: tuple[float, ...] = ()  # of times_ms: how many steps each is the mean of; none: equally many
+    kind: Literal["step", "mean", "average"] = "step"  # what a time is; an average of the whole run has no interval
+    per: Literal["step", "sample", "token", "token of a GPU"] = "step"  # what a time is of, where a step is not known
     tflops: float | None = None  # per GPU
     mfu: float | None = None  # 0..1 of the dense peak of the step's format
     peak_mem_gib: float | None = None
@@ -39,7 +42,7 @@ class Point:
 class Sweep:
     file: Path
     run: records.Run
-    points: dict[int, Point]  # ascending
+    points: dict[int | None, Point]  # ascending
     notes: list[str] = field(default_factory=list)
 
 
@@ -57,6 +60,10 @@ class Box:
 
 class NothingUsable(ValueError):
     """No measurement in any file; the message says what was seen instead."""
+
+
+class Missing(ValueError):
+    """A fact no log says and the answer needs; the message is one line with what to write where."""
 
 
 def specification(gpu: records.Gpu) -> gpus.Gpu | None:

@@ -18,8 +18,11 @@ class Parser(argparse.ArgumentParser):
         usage, _, details = doc.partition("\n")
         super().__init__(description=usage, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter)
         price = checked(cost.positive)
-        self.add_argument("old", nargs="?", metavar="OLD", help="folder of the box you have (default: published H200)")
-        self.add_argument("new", nargs="?", metavar="NEW", help="folder of the box to weigh (default: published B200)")
+        self.add_argument("old", nargs="?", metavar="OLD", help="box you have: folder or log (default: published H200)")
+        self.add_argument("new", nargs="?", metavar="NEW", help="box to weigh: folder or log (default: published B200)")
+        for side in ("old", "new"):
+            text = f"what {side.upper()}, another trainer's log, does not say: gpus=8, seq_len=8192; repeatable"
+            self.add_argument(f"--{side}", dest=f"{side}_facts", action="append", default=[], metavar="K=V", help=text)
         self.add_argument("--price-old", type=price, metavar="X", help="per GPU and hour")
         self.add_argument("--price-new", type=price, metavar="Y", help="per GPU and hour")
         self.add_argument("--price-ratio", type=price, metavar="R", help="new price / old price, if only that is known")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from harness import flops, records
+from harness.report import rates
 from harness.report.box import Box, Sweep
 
 LONG_SHARE, SHORT_SHARE = 2 / 3, 1 / 3  # of the model FLOPs; for an 8B model about 110k and 28k tokens
@@ -25,6 +26,8 @@ HALF_BUSY = 0.5  # under this busy share of a profiled step, the host (or a comp
 _IDLE_CONFIG = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache", "max_position_embeddings"}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # new and old names of one
 _DETERMINISTIC = "FLASH_ATTENTION_DETERMINISTIC"
+LOG_FACTS = ("model", "number of GPUs", "global batch", "precision", "software")  # named when no side knows them
+TRAINER = "this project's or the guide's"
 _PRERELEASE = re.compile(r"\d\.?(a|b|rc|dev)\d*", re.IGNORECASE)
 
 
@@ -39,7 +42,11 @@ class Pair:
     @property
     def common(self) -> list[int]:
         """Lengths measured on both boxes, with enough steps; a verdict uses these only."""
-        return sorted({*lengths(self.old, "measured")} & {*lengths(self.new, "measured")})
+        return sorted({*lengths(self.old, "measured")} & {*lengths(self.new, "measured")}, key=lambda n: n or 0)
+
+    @property
+    def of_log(self) -> bool:
+        return "log" in (self.old.run.source, self.new.run.source)
 
     @property
     def comparable(self) -> bool:
@@ -59,6 +66,9 @@ def pairs(old: Box, new: Box) -> list[Pair]:
     found = []
     for a, b in product(reversed(joined(old)), reversed(joined(new))):
         never, differences, unknown = compare(a.run, b.run)
+        if "log" in (a.run.source, b.run.source):
+            differences += rates.differences(a, b)
+            b = rates.aligned(a, b)
         found.append(Pair(a, b, never, differences + _sick(old, new), unknown))
         found[-1].warnings += _warnings(old, new, found[-1])
 
@@ -102,23 +112,36 @@ def matched(old: Box, new: Box) -> list[tuple[tuple[records.Run, records.Decompo
 
 def compare(old: records.Run, new: records.Run) -> tuple[list[str], list[str], list[str]]:
     """(never, differences, what one side did not record) of two runs, one text each, by key."""
-    never, differences, unknown = [], [], []
+    never, differences, unknown, one_sided = [], [], [], {}
     a, b = _facts(old), _facts(new)
+    if of_log := "log" in (old.source, new.source):
+        a, b = a | _job(old), b | _job(new)
+    if "model" in a.keys() ^ b.keys():  # known by name alone on one side
+        a, b = ({"model": run.model and run.model.name} | facts for run, facts in ((old, a), (new, b)))
     for key in a | b:
         x, y = a.get(key), b.get(key)
         if x == y:
             continue
-        if key in ("device", "MIG slice"):
+        if key in ("device", "MIG slice") and not (key == "device" and None in (x, y)):
             never.append(f"{key}: {x or 'none'} and {y or 'none'}")
         elif x is not None and y is not None:
             differences.append(f"{key}: {x} and {y}")
         elif not key.startswith("config "):  # a shipped shape has only the keys that set the work
-            unknown.append(f"{key} is not recorded on {'OLD' if x is None else 'NEW'}, so it was not compared")
+            one_sided.setdefault("OLD" if x is None else "NEW", []).append(key)
+    for side, keys in one_sided.items():
+        named = dict.fromkeys("recipe" if key.startswith("recipe ") else key for key in keys)
+        for text in [", ".join(named)] if of_log else keys:
+            unknown.append(f"{text} is not recorded on {side}, so it was not compared")
+    a, b = ({"model": run.model and run.model.name} | facts for run, facts in ((old, a), (new, b)))
+    if both := [key for key in LOG_FACTS if of_log and a.get(key) is None and b.get(key) is None]:
+        unknown.append(f"unknown on both sides: {', '.join(both)}")
     for side, run in (("OLD", old), ("NEW", new)):
-        if run.gpu.device == "cuda" and run.stack.cuda is None and run.stack.torch != "unknown":
+        if run.gpu.device == "cuda" and run.stack.cuda is None and run.stack.torch not in ("unknown", None):
             never.append(f"CUDA: {side} ran a torch without it ({run.stack.torch})")
         if run.attention and run.attention.mismatch:
             differences.append(f"attention on {side}: {run.attention.mismatch}")
+        if run.mismatch:
+            differences.append(f"ranks of {side}: {run.mismatch}")
     return never, differences, unknown
 
 
@@ -144,9 +167,11 @@ def heavy(recipe: records.Recipe | None) -> bool:
 def _facts(run: records.Run) -> dict:
     """What must be equal, by the name a person knows it by; null is unknown (for a MIG slice: none)."""
     facts = {"device": run.gpu.device, "MIG slice": run.gpu.name if run.gpu.mig else None}
-    stack = run.stack.model_dump(exclude={"attention_package"}) | {"torch": run.stack.torch.split("+")[0]}
-    stack["python"] = ".".join(run.stack.python.split(".")[:2])  # a patch level is no other interpreter
-    facts |= {name: None if version == "unknown" else version for name, version in stack.items()}
+    stack = run.stack.model_dump(exclude={"attention_package"})
+    stack = {name: None if version == "unknown" else version for name, version in stack.items()}
+    stack["torch"] = stack["torch"] and stack["torch"].split("+")[0]
+    stack["python"] = stack["python"] and ".".join(stack["python"].split(".")[:2])  # a patch level is no other one
+    facts |= stack
     facts |= {"number of GPUs": run.world_size, "FLOP convention": run.flop_convention}
     if run.model:
         facts |= {"layers": run.model.num_layers, "weights": run.model.weights}
@@ -157,6 +182,8 @@ def _facts(run: records.Run) -> dict:
         facts |= {f"recipe {k}": v for k, v in run.recipe.model_dump(exclude={"name", "doc_len", "dtype"}).items()}
         facts["format"] = _format(run)
         facts["documents"] = run.recipe.doc_len or "one per sequence"
+    if run.job:
+        facts |= _job(run)
     if _recorded(run):
         facts["allocator setting"] = next((run.environment[k] for k in _ALLOCATOR if k in run.environment), "default")
         facts[_DETERMINISTIC] = run.environment.get(_DETERMINISTIC, "0")
@@ -168,6 +195,27 @@ def _format(run: records.Run) -> str:
     if not run.format:
         return run.dtype
     return f"{run.dtype}{', emulated' if run.format.emulated else ''} ({run.format.recipe})"
+
+
+def _job(run: records.Run) -> dict:
+    """What other trainers' logs may say too, by one name for all sources."""
+    if run.job:
+        job = run.job
+        facts = {"trainer": job.trainer, "software": job.software, "precision": job.precision}
+        facts |= {"global batch": job.global_batch, "grad accum": job.grad_accum}
+        return facts
+    if run.recipe:
+        r = run.recipe
+        batch = r.batch_size * r.grad_accum * run.world_size / r.sp_size
+        return {"trainer": TRAINER, "precision": run.dtype, "global batch": round(batch)}
+    return {}
+
+
+def log_facts(sweep: Sweep) -> dict:
+    """What a sweep is taken for; null is what nobody said."""
+    run = sweep.run
+    facts = {"gpu": run.gpu.name, "gpus": run.world_size, "seq_len": next(iter(sweep.points), None)}
+    return facts | {"model": run.model and run.model.name} | (run.job.model_dump() if run.job else {})
 
 
 def _recorded(run: records.Run) -> bool:
@@ -202,6 +250,8 @@ def _warnings(old: Box, new: Box, pair: Pair) -> list[str]:
     if _recorded(a) and _recorded(b):
         names = sorted({*a.environment, *b.environment} - {*_ALLOCATOR, _DETERMINISTIC})
         beside += [(k, a.environment.get(k, "unset"), b.environment.get(k, "unset")) for k in names]
+    if pair.of_log and (text := rates.rests_on(pair.old, pair.new)):
+        found.append(text)
     found += [f"{name} differs: {x} and {y}" for name, x, y in beside if x and y and x != y]
     if pair.old.file == pair.new.file:
         found.append("OLD and NEW are the same file")
@@ -230,10 +280,10 @@ def _one_sided(box: Box, sweep: Sweep) -> list[str]:
     ):
         if at := [n for n, p in points.items() if shown(p)]:
             found.append(f"{text} at {_listed(at)}")
-    found += [f"{n}: {text}" for n, p in sorted(points.items()) for text in p.warnings]
+    found += [f"{n}: {text}" for n, p in points.items() for text in p.warnings]
     idle = [d for _, d in box.decompositions if d.busy_share is not None and d.busy_share < HALF_BUSY]
     return found + [f"GPU busy {d.busy_share:.0%} of a step at {d.seq_len}: host-bound, or compiling" for d in idle]
 
 
 def _listed(values: list[int]) -> str:
-    return ", ".join(map(str, sorted(values)))
+    return ", ".join(str(n or "an unknown length") for n in sorted(values, key=lambda n: n or 0))

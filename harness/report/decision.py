@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from harness import flops, records, stats
+from harness import flops, records
 from harness.gpus import Gpu
-from harness.report import comparing, cost, fits, gate, projection, verdict
+from harness.report import comparing, cost, fits, gate, projection, rates, verdict
 from harness.report.box import Box, NothingUsable, Point, Sweep
 from harness.report.comparing import Pair
 
-POINT_KEYS = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error")
+POINT_KEYS = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error", "kind", "per")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Options:
 def decide(old: Box, new: Box, options: Options) -> dict:
     """Everything that can be said about two boxes; of GPUs known by name only, the gate and the fleet.
 
-    Raises ValueError for a need that is none and for a fleet whose job nothing says the length of.
+    Raises ValueError for a need that is none and for a fleet whose job nothing says the length of; Missing (one too)
+    where a log leaves out what the answer takes.
     """
     result, pairs = _opening(old, new, options), comparing.pairs(old, new)
     if found := [*_formats("old", old), *_formats("new", new)]:
@@ -54,6 +55,8 @@ def decide(old: Box, new: Box, options: Options) -> dict:
     result["comparable"] = _comparable(old, new, pair, options.allow_mismatch)
     if not (result["comparable"]["ok"] or result["comparable"]["allowed"]):
         return result
+    if pair.of_log:
+        rates.check(pair.old, pair.new)
     result["speed"] = _speed(old, new, pairs)
     if options.doc_len:
         result["documents"] = _documents(pair, result["speed"]["buckets"], options.doc_len)
@@ -101,6 +104,8 @@ def _comparable(old: Box, new: Box, pair: Pair | None, allowed: bool) -> dict:
     found = {"ok": pair.comparable, "allowed": allowed and not pair.never, "never": pair.never}
     found |= {"differences": pair.differences, "warnings": pair.warnings, "common": pair.common}
     found |= {"files": {"old": pair.old.file.name, "new": pair.new.file.name}, "gpus": run.world_size}
+    if pair.of_log:
+        found["facts"] = {"old": comparing.log_facts(pair.old), "new": comparing.log_facts(pair.new)}
     return found | {"model": run.model.name if run.model else None} | _setup(pair.old.run, run)
 
 
@@ -110,15 +115,6 @@ def _setup(old: records.Run, new: records.Run) -> dict:
     recipe = new.recipe.model_dump() if new.recipe else None
     heavy = comparing.heavy(new.recipe)
     return {"attention": attention, "stack": new.stack.model_dump(), "recipe": recipe, "heavy_recipe": heavy}
-
-
-def _speedup(pair: Pair, seq_len: int) -> stats.Ratio:
-    """Tokens per second and GPU, new over old, at a common length; with an interval when both boxes have steps."""
-    a, b = pair.old.points[seq_len], pair.new.points[seq_len]
-    stepped = a.times_ms and b.times_ms
-    ratio = stats.ratio_interval(a.times_ms, b.times_ms) if stepped else stats.Ratio(a.median_ms / b.median_ms)
-    scale = flops.step_tokens(pair.new.run, seq_len) / flops.step_tokens(pair.old.run, seq_len)  # 1 in like recipes
-    return stats.Ratio(*(x if x is None else x * scale for x in (ratio.value, ratio.low, ratio.high)))
 
 
 def _speed(old: Box, new: Box, pairs: list[Pair]) -> dict:
@@ -159,16 +155,16 @@ def _points(pair: Pair, specs: dict) -> list[dict]:
     """One row a length that either box has; position: 0 at the bandwidth ratio, 1 at the compute ratio."""
     low, high = sorted((specs.get("bandwidth") or 0, specs.get("compute") or 0))
     rows = []
-    for n in sorted({*pair.old.points, *pair.new.points}):
+    for n in sorted({*pair.old.points, *pair.new.points}, key=lambda n: n or 0):
         done = flops.step_work(pair.new.run, n) or flops.step_work(pair.old.run, n)
         row = {"seq_len": n, "attention_share": done.attention_share if done else None}
         for side, sweep in (("old", pair.old), ("new", pair.new)):
             p = sweep.points.get(n, Point(n, "not_run"))
-            rate = flops.step_tokens(sweep.run, n) / p.median_ms * 1e3 if p.median_ms else None
+            rate = rates.tokens_per_s(sweep.run, p)
             row[side] = {k: getattr(p, k) for k in POINT_KEYS} | {"tokens_per_s_per_gpu": rate}
         row |= {"speedup": None, "position": None}
         if n in pair.common:
-            ratio = _speedup(pair, n)
+            ratio = rates.speedup(pair.old, pair.new, n)
             row["speedup"] = asdict(ratio) | {"significant": ratio.significant}
             row["position"] = (ratio.value - low) / (high - low) if low and high > low else None
         rows.append(row)
@@ -252,8 +248,8 @@ def _money(pair: Pair, points: list[dict], options: Options) -> dict:
         row = {"seq_len": point["seq_len"], "break_even": gain}
         for side, price in (("old", options.price_old or 1.0), ("new", options.price_new or ratio)):
             rate = point[side]["tokens_per_s_per_gpu"]
-            row[f"{side}_per_mtoken"] = cost.per_mtoken(price, rate) if price else None
-            row[f"{side}_hours"] = cost.hours(options.tokens, rate, gpu_count)
+            row[f"{side}_per_mtoken"] = cost.per_mtoken(price, rate) if price and rate else None
+            row[f"{side}_hours"] = cost.hours(options.tokens, rate, gpu_count) if rate and gpu_count else None
             row[f"{side}_joules_per_token"] = point[side]["joules_per_token"]
         row["outcome"] = cost.outcome(verdict.ratio(gain), ratio) if ratio else None
         rows.append(row | {"cost_change": ratio / gain["value"] - 1 if ratio else None})
@@ -268,8 +264,9 @@ def _fleet(old: Box, new: Box, pair: Pair | None, options: Options) -> dict:
     gain, base = None, options.fleet_base
     if pair and pair.common:
         longest, run = pair.common[-1], pair.old.run
-        gain, rate = _speedup(pair, longest), flops.step_tokens(run, longest) / pair.old.points[longest].median_ms * 1e3
-        base = base or (cost.Crew(run.world_size), cost.hours(options.tokens, rate, run.world_size) / 24)
+        gain, rate = rates.speedup(pair.old, pair.new, longest), rates.tokens_per_s(run, pair.old.points[longest])
+        if rate and run.world_size:
+            base = base or (cost.Crew(run.world_size), cost.hours(options.tokens, rate, run.world_size) / 24)
     if base is None:
         raise ValueError("how long does the job take now? Give --fleet-base, such as 3+1=8.8")
     specs = projection.spec_ratios(old.gpu, new.gpu) if new.gpu else {}

@@ -81,11 +81,13 @@ def _panels(v: View) -> list[tuple]:
     found: list[tuple] = []
     old, new = tables.names(v.result).values()
     if "speed" in v.result:
-        rate = "model TFLOPS per GPU" if _quantity(v) == "tflops" else "tokens/s per GPU"
+        per = f"{v.result['speed']['points'][0]['old']['per']}s/s"
+        rate = {"tflops": "model TFLOPS per GPU", "tokens_per_s_per_gpu": "tokens/s per GPU"}.get(_quantity(v), per)
         found += [("Throughput", rate, _throughput), ("Speedup", f"{new} over {old}", _speedup)]
         if any(p["attention_share"] for p in v.result["speed"]["points"]):
             found.append(("Attention share of the work", "% of a step's model FLOPs", _share))
-        found.append(("Peak memory", "GiB, worst GPU", _memory))
+        if any(p.peak_mem_gib for s in (v.pair.old, v.pair.new) for p in s.points.values()):
+            found.append(("Peak memory", "GiB, worst GPU", _memory))
         if price := v.result["money"]["price_ratio"]:
             found.append((f"Cost of a million tokens at price ratio {price:g}", v.result["money"]["unit"], _cost))
     if comparing.matched(v.old, v.new):
@@ -98,7 +100,8 @@ def _panels(v: View) -> list[tuple]:
 def _quantity(v: View) -> str:
     """What throughput is shown in: TFLOPS, or tokens where the model's FLOPs are not known."""
     rows = [p[side] for p in v.result["speed"]["points"] for side in ("old", "new")]
-    return "tflops" if any(r["tflops"] for r in rows) else "tokens_per_s_per_gpu"
+    rows = [r for r in rows if r["median_ms"]]
+    return next((key for key in ("tflops", "tokens_per_s_per_gpu") if any(r[key] for r in rows)), "rate")
 
 
 def _sides(v: View) -> list[tuple[str, str, dict]]:
@@ -106,12 +109,18 @@ def _sides(v: View) -> list[tuple[str, str, dict]]:
     return [(side, name, LOOKS[side]) for side, name in tables.names(v.result).items()]
 
 
-def _finish(axes: Axes, lengths: Iterable[int] = (), **legend) -> None:
+def _at(seq_len: int | None) -> int:
+    """Where a length stands on its axis; an unknown one is alone there."""
+    return 1 if seq_len is None else seq_len
+
+
+def _finish(axes: Axes, lengths: Iterable[int | None] = (), **legend) -> None:
     """The axis of lengths, where a label that would touch the one right of it is left out, and the legend."""
-    if lengths := sorted(lengths, reverse=True):
+    if lengths := sorted(map(_at, lengths), reverse=True):
         labels, right = [], math.inf
         for n in lengths:
-            labels.append((f"{n // 1024}k" if n % 1024 == 0 else str(n)) if right >= 1.4 * n else "")
+            text = "unknown" if n == 1 else f"{n // 1024}k" if n % 1024 == 0 else str(n)
+            labels.append(text if right >= 1.4 * n else "")
             right = n if labels[-1] else right
         axes.set_xlabel("sequence length, tokens")
         axes.set_xscale("log", base=2)
@@ -131,7 +140,7 @@ def _line(axes: Axes, values: dict[int, float | None], label: str, look: dict, e
     if any(y is not None for y in values.values()):
         ys = [math.nan if y is None else y for y in values.values()]
         bars = list(zip(*errors, strict=True)) if any(map(any, errors)) else None
-        axes.errorbar(list(values), ys, bars, label=label, linewidth=1.6, capsize=3, **look)
+        axes.errorbar([*map(_at, values)], ys, bars, label=label, linewidth=1.6, capsize=3, **look)
 
 
 def _gaps(axes: Axes, v: View) -> None:
@@ -140,11 +149,16 @@ def _gaps(axes: Axes, v: View) -> None:
         at = {"xytext": (x, 4), "textcoords": "offset points", "rotation": 90, "ha": "center"}
         for p in v.result["speed"]["points"]:
             if word := tables.WORDS.get(p[side]["outcome"]):
-                axes.annotate(word, (p["seq_len"], 0), color=look["color"], fontsize=8, fontweight="bold", **at)
+                axes.annotate(word, (_at(p["seq_len"]), 0), color=look["color"], fontsize=8, fontweight="bold", **at)
 
 
 def _note(axes: Axes, text: str, x: float, y: float, up: float, **style) -> None:
-    axes.annotate(text, (x, y), (0, up), "data", "offset points", fontsize=8, ha="center", **style)
+    axes.annotate(text, (_at(x), y), (0, up), "data", "offset points", fontsize=8, ha="center", **style)
+
+
+def _rate(point: dict, key: str) -> float | None:
+    """The quantity that is shown; of a log that knows no more, steps or samples a second of all GPUs."""
+    return point[key] if key in point else point["median_ms"] and 1e3 / point["median_ms"]
 
 
 def _throughput(axes: Axes, v: View) -> None:
@@ -153,8 +167,9 @@ def _throughput(axes: Axes, v: View) -> None:
         errors = []
         for p in (p[side] for p in points):
             fast, slow = (p["median_ms"] / ms for ms in p["ci_ms"]) if p["ci_ms"] else (1, 1)
-            errors.append(((p[key] or 0) * max(0, 1 - slow), (p[key] or 0) * max(0, fast - 1)))
-        _line(axes, {p["seq_len"]: p[side][key] for p in points}, name, look, errors)
+            value = _rate(p, key) or 0
+            errors.append((value * max(0, 1 - slow), value * max(0, fast - 1)))
+        _line(axes, {p["seq_len"]: _rate(p[side], key) for p in points}, name, look, errors)
     _gaps(axes, v)
     _finish(axes, _lengths(v))
 

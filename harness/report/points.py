@@ -35,6 +35,8 @@ class Attempt:
     run: records.Run | None = None
     of_log: bool = False  # the guide's, and `run` from its headers
     env: dict[str, str] = field(default_factory=dict)  # first header of a log
+    said: dict[str, str] = field(default_factory=dict)  # second header
+    before: Attempt | None = None  # the one this may be a part of: only its headers are others
     times: array = field(default_factory=lambda: array("d"))  # ms; neither warm-up nor retried
     rates: array = field(default_factory=lambda: array("d"))  # as logged; nan where there is none
     seen: int = 0  # steps, with warm-up

@@ -3,46 +3,56 @@
     box = read_box("results/nvidia-h200")          # or one file; raises NothingUsable
     box.sweeps[-1].points[8192].median_ms, box.problems
 
-Reads this project's records, and logs in the guide's form (lines.py). A sweep is the launches of one file with equal
-configuration. What is skipped, repeated or contradictory is counted in `problems` or said in a point's `warnings`;
-rates are recomputed from the step time, and one no GPU could reach voids its point. Files stream: only times are kept.
+Reads this project's records, logs in the guide's form (lines.py), and other trainers' logs (logs/). A sweep is the
+launches of one file with equal configuration. What is skipped, repeated or contradictory is counted in `problems` or
+said in a point's `warnings`; rates are recomputed from the step time, and one no GPU could reach voids its point. Files
+stream: only times are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from harness import records
-from harness.report import lines, points
+from harness.report import lines, logs, points
 from harness.report.box import Box, NothingUsable, specification
 from harness.report.lines import flag, number
+from harness.report.logs import guide
 from harness.report.points import Attempt
 
 KEPT_LOSSES = 1000  # of a length; the rest of a long log is only timed
 PEAKS = ("peak_mem_gib", "peak_allocated_gib")
 
 
-def read_box(folder: str | Path) -> Box:
-    """A result folder, or one file of it. Raises NothingUsable; damage that leaves something ends up in `problems`."""
+def read_box(folder: str | Path, facts: Sequence[str] = ()) -> Box:
+    """A result folder, a log, or a folder of logs; facts: "gpus=8", what another trainer's log does not say.
+
+    Raises NothingUsable, and ValueError for facts that are wrong; damage that leaves something ends up in `problems`.
+    """
     folder = Path(folder)
     box = Box(folder, "unknown", None)
     runs: dict[str, str] = {}  # run id -> the file that has it
     for path in _files(folder, box.problems):
-        _File(path, box, runs).read()
+        _File(path, box, runs).read(facts)
     found = [s.run for s in box.sweeps] + [run for run, _ in [*box.decompositions, *box.attention, *box.ceilings]]
     if not found:
-        raise NothingUsable(f"{folder}: nothing usable; {'; '.join(box.problems) or 'no .jsonl or .log file in it'}")
+        formats = f"recognised are this project's records, the guide's logs, and {', '.join(logs.NAMES)}"
+        why = "; ".join(box.problems) or "no .jsonl or .log file in it"
+        raise NothingUsable(f"{folder}: nothing usable; {why}; {formats}")
+    if facts and not any(run.source == "log" for run in found):
+        raise ValueError(f"{folder} holds this project's records, which say it all: {facts[0]} is for other logs")
     names = Counter(run.gpu.name for run in found)
     if len(names) > 1:
-        box.problems.append(f"several GPUs in one folder: {', '.join(sorted(names))}")
+        box.problems.append(f"several GPUs in one folder: {', '.join(sorted(map(str, names)))}")
     gpu = next(run.gpu for run in found if run.gpu.name == names.most_common(1)[0][0])
     box.gpu = specification(gpu)
-    box.name = box.gpu.label if box.gpu else gpu.name
+    box.name = box.gpu.label if box.gpu else gpu.name or folder.stem
     return box
 
 
@@ -54,7 +64,8 @@ def _files(folder: Path, problems: list[str]) -> list[Path]:
         raise NothingUsable(f"{folder}: no such file or folder")
     own = sorted(folder.glob("*.jsonl"))
     # A launcher's raw log lies beside what rank 0 wrote: the same measurement once more.
-    files = own + [f for f in sorted(folder.glob("*.log")) if not any(f.stem.startswith(o.stem) for o in own)]
+    others = sorted(f for f in folder.iterdir() if f.suffix[1:] in logs.SUFFIXES and f.is_file())
+    files = own + [f for f in others if not any(f.stem.startswith(o.stem) for o in own)]
     if not files and (inner := sorted({f.parent.name for f in folder.glob("*/*.jsonl")})):
         raise NothingUsable(f"{folder}: holds the folders of several boxes, name one: {', '.join(inner)}")
     first: dict[bytes, Path] = {}
@@ -84,7 +95,22 @@ class _File:
         self.flushed = False  # the allocator gave memory back during the step whose record comes next
         self.record_line = 0
 
-    def read(self) -> None:
+    def read(self, facts: Sequence[str]) -> None:
+        try:
+            foreign = logs.read(self.path, facts, self.skipped, self.box.problems)
+        except OSError as error:
+            foreign = []
+            self.box.problems.append(f"{self.path.name}: {error.strerror}")
+        if foreign is None:
+            self._own()
+        else:
+            self.box.sweeps += foreign
+        if self.skipped:
+            what = ", ".join(f"{count} {name}" for name, count in self.skipped.items())
+            self.box.problems.append(f"{self.path.name}: left out {what}")
+
+    def _own(self) -> None:
+        """Records, or a log of the guide's."""
         try:
             for line, piece in lines.pieces(self.path, self.skipped):
                 if isinstance(piece, str):
@@ -105,9 +131,6 @@ class _File:
         for keys, _ in self.strange.most_common(1):
             what = f"objects that are no record of schema {records.SCHEMA}, most with the keys {keys}"
             self.skipped[what] = self.strange.total()
-        if self.skipped:
-            what = ", ".join(f"{count} {name}" for name, count in self.skipped.items())
-            self.box.problems.append(f"{self.path.name}: left out {what}")
 
     def _own_record(self, piece: dict) -> None:
         try:
@@ -151,13 +174,29 @@ class _File:
         self._step(self.attempts[key], piece)
 
     def _log_step(self, piece: dict) -> None:
-        attempt, step = self.current, number(piece["step"])
+        attempt, step = self._rejoined(self.current, number(piece["step"])), number(piece["step"])
         if attempt is None or attempt.seq_len is None:
             self.skipped["steps before any seq_len header"] += 1
             return
         if step is not None and step < attempt.last[0]:  # a new run that no header announced
             attempt = self._begin(attempt.seq_len, attempt.run)
         self._step(attempt, piece)
+
+    def _rejoined(self, attempt: Attempt | None, step: float | None) -> Attempt | None:
+        """The launch before, if this one goes on where it was: other headers in one run are of ranks that differ."""
+        before = attempt and attempt.before
+        if not before or attempt.seen:
+            return attempt
+        attempt.before = None
+        length = attempt.seq_len in (None, before.seq_len)
+        if not length or not before.run or before.error or step is None or step != before.last[0] + 1:
+            return attempt
+        heads = before.env | before.said, attempt.env | attempt.said
+        parts = [f"{k} {heads[0].get(k)} and {x}" for k, x in heads[1].items() if x != heads[0].get(k)]
+        before.run.mismatch = ", ".join(parts)
+        self.attempts = {key: a for key, a in self.attempts.items() if a is not attempt}
+        self.current = before
+        return before
 
     def _step(self, attempt: Attempt, piece: dict) -> None:
         step, warmup, time = number(piece.get("step")), flag(piece.get("warmup")), number(piece.get("exec_time_ms"))
@@ -199,12 +238,16 @@ class _File:
                 attempt.retry_last()
             else:
                 self.flushed = True
-        if found := lines.SECTION.search(text):
+        if found := guide.SECTION.search(text):
             self._begin(int(found[1]))
-        elif found := lines.HEADER.search(text):
+        elif found := guide.HEADER.search(text):
+            said = guide.pairs(found[2])
+            if attempt and said in (attempt.env, attempt.said):
+                return  # another rank's
             if attempt is None or attempt.seen or attempt.run:
-                attempt = self._begin(None)
-            said = lines.pairs(found[2])
+                before, attempt = attempt, self._begin(None)
+                attempt.before = before
+                attempt.env = dict(before.env) if before and not found[1] else {}
             if found[1]:
                 attempt.env = said
             else:
@@ -214,6 +257,7 @@ class _File:
             attempt.error = attempt.error or text[found.start() :][:300]
 
     def _gpu_header(self, attempt: Attempt, said: dict[str, str]) -> None:
+        attempt.said = said
         seq_len = said.get("seq_len", "")
         if attempt.seq_len is None and seq_len.isdecimal():
             attempt.seq_len = int(seq_len)
@@ -221,6 +265,6 @@ class _File:
             self.skipped[f"sections headed both {attempt.seq_len} and {seq_len}"] += 1
             attempt.seq_len = None
         try:
-            attempt.run = lines.guide_run(attempt.env, said, f"{self.path.stem}-{len(self.attempts)}")
+            attempt.run = guide.guide_run(attempt.env, said, f"{self.path.stem}-{len(self.attempts)}")
         except ValueError as error:
             self.skipped[f"sections with {error}"] += 1

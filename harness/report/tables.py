@@ -72,7 +72,9 @@ def make(v: View) -> dict[str, Table]:
     if v.pair:
         found["environment"] = environment(v)
     if "speed" in v.result:
-        found |= {"speedup": speedup(v.result, "TFLOPS", "MFU"), "memory": memory(v)}
+        rated = any(p[side]["tflops"] for p in v.result["speed"]["points"] for side in ("old", "new"))
+        units = ("TFLOPS", "MFU") if rated else (timed(v.result),)
+        found |= {"speedup": speedup(v.result, *units), "memory": memory(v)}
         found |= {"capacity": capacity(v.result), "price": price(v.result)}
         if v.pair.new.run.gpu.device == "cpu":
             found["speedup"].notes.append("These figures describe a CPU and no GPU.")
@@ -92,6 +94,10 @@ def headed(result: dict, *units: str) -> list[str]:
 
 def known(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def length(seq_len: int | None) -> str:
+    return "unknown" if seq_len is None else str(seq_len)
 
 
 def figure(value: float | None) -> str:
@@ -168,16 +174,17 @@ def environment(v: View) -> Table:
         stack, attention, model = run.stack, run.attention, run.model
         versions = (stack.python, stack.transformers, stack.liger_kernel)
         return {
-            "GPU": f"{run.gpu.count}x {run.gpu.name}",
+            "GPU": (f"{run.gpu.count}x " if run.gpu.count else "") + (run.gpu.name or ""),
             "attention": attention and ", ".join(filter(None, (attention.backend, stack.attention_package))),
-            "torch / CUDA": f"{stack.torch} / {stack.cuda or '-'}",
+            "torch / CUDA": stack.torch and f"{stack.torch} / {stack.cuda or '-'}",
             "deepspeed": stack.deepspeed,
-            "python / transformers / liger": " / ".join(version or "-" for version in versions),
-            "model": model and f"{model.name}, {model.weights} weights",
+            "python / transformers / liger": any(versions) and " / ".join(version or "-" for version in versions),
+            "model": model and model.name + (f", {model.weights} weights" if model.weights else ""),
             "recipe": run.recipe and recipe_name(run.recipe),
             "driver": run.gpu.driver,
             "links": ", ".join(run.gpu.links),
             "host": run.host.cpu,
+            "job": run.job and ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in run.job.model_dump().items() if v),
             "source": run.source,
         }
 
@@ -190,10 +197,13 @@ def speedup(result: dict, *units: str) -> Table:
     """By length: of each box the units wanted of ms, TFLOPS and MFU; how many times faster; where that lands between
     the ratios of the specifications; and the steps it was made of."""
     points, compared = result["speed"]["points"], result["comparable"]
-    columns = {"seqlen": [str(p["seq_len"]) for p in points]}
+    columns = {"seqlen": [length(p["seq_len"]) for p in points]}
     columns["attention share of FLOPs"] = [share(p["attention_share"]) for p in points]
     texts = {
-        "ms": lambda p: known(p["median_ms"], "{:,.0f}"),
+        "ms": lambda p: known(p["median_ms"], "{:,.0f}" if (p["median_ms"] or 0) >= 100 else "{:.3g}"),
+        "tokens/s": lambda p: known(p["tokens_per_s_per_gpu"], "{:,.0f}"),
+        "samples/s, all GPUs": lambda p: figure(p["median_ms"] and 1e3 / p["median_ms"]),
+        "tokens/s, all GPUs": lambda p: known(p["median_ms"] and 1e3 / p["median_ms"], "{:,.0f}"),
         "TFLOPS": lambda p: figure(p["tflops"]),
         "MFU": lambda p: share(p["mfu"]),
     }
@@ -201,12 +211,10 @@ def speedup(result: dict, *units: str) -> Table:
         for unit in units:
             columns[f"{name} {unit}"] = [_cell(p[side], texts[unit](p[side])) for p in points]
     columns["speedup"] = [str(ratio(p["speedup"])) if p["speedup"] else "" for p in points]
-    steps = [(p["old"]["n"] or 0, p["new"]["n"] or 0) for p in points]
-    optional = {
-        "bandwidth to compute": [_position(p["position"]) for p in points],
-        "steps": [f"{old}, {new}" if old or new else "-" for old, new in steps],
-    }
-    what = ", ".join(filter(None, (compared["model"], setup_name(compared), f"{compared['gpus']} ranks")))
+    optional = {"bandwidth to compute": [_position(p["position"]) for p in points]}
+    optional["steps"] = [_steps(p["old"], p["new"]) for p in points]
+    recipe, ranks = compared["recipe"] and setup_name(compared), compared["gpus"] and f"{compared['gpus']} ranks"
+    what = ", ".join(filter(None, (compared["model"], recipe, ranks))) or "of an unknown model"
     table = of_columns(f"Speedup by sequence length ({what})", columns, optional)
     if "bandwidth to compute" in table.header:
         table.notes.append(
@@ -217,6 +225,22 @@ def speedup(result: dict, *units: str) -> Table:
     return table
 
 
+def timed(result: dict) -> str:
+    """What a box's speed is told in: ms of a step, or what else the logs have."""
+    rows = [p[side] for p in result["speed"]["points"] for side in ("old", "new") if p[side]["median_ms"]]
+    units = {"step": "ms", "sample": "samples/s, all GPUs", "token": "tokens/s, all GPUs"}
+    kinds = {units.get(row["per"], "tokens/s") for row in rows}
+    return kinds.pop() if len(kinds) == 1 else "tokens/s" if kinds else "ms"
+
+
+def _steps(old: dict, new: dict) -> str:
+    """How many times each figure is of; a log's may be means over several steps, or an average."""
+    if not (old["n"] or new["n"] or "average" in (old["kind"], new["kind"])):
+        return "-"
+    words = {"step": "{}", "mean": "{} means", "average": "average"}
+    return ", ".join(words[side["kind"]].format(side["n"] or 0) for side in (old, new))
+
+
 def _position(at: float | None) -> str:
     return "-" if at is None else "under" if at < 0 else "over" if at > 1 else f"{at:.0%}"
 
@@ -225,11 +249,11 @@ def memory(v: View) -> Table:
     """Peak memory by length."""
     rows = []
     for p in v.result["speed"]["points"]:
-        row = [str(p["seq_len"])]
+        row = [length(p["seq_len"])]
         for side, sweep in (("old", v.pair.old), ("new", v.pair.new)):
             point = sweep.points.get(p["seq_len"])
             row.append(_cell(p[side], known(point and point.peak_mem_gib, "{:.1f}")))
-        rows.append(row)
+        rows += [row] if {*row[1:]} != {"-"} else []
     return Table("Peak memory, reserved, worst rank", ["seqlen", *headed(v.result, "peak GiB")], rows)
 
 
@@ -258,7 +282,7 @@ def price(result: dict) -> Table:
     """Cost and hours by common length; a speedup is the price ratio up to which the new box pays."""
     money = result["money"]
     ratio_given, points = money["price_ratio"], money["points"]
-    columns = {"seqlen": [str(p["seq_len"]) for p in points]}
+    columns = {"seqlen": [length(p["seq_len"]) for p in points]}
     columns["break-even price ratio"] = [str(ratio(p["break_even"])) for p in points]
     optional = {"per token": [p["outcome"] or "-" for p in points]}
     optional["change"] = [known(p["cost_change"], "{:+.0%}") for p in points]
@@ -267,9 +291,9 @@ def price(result: dict) -> Table:
         for side, name in names(result).items():
             optional[f"{name} {unit}"] = [known(p[f"{side}_{key}"], form) for p in points]
     table = of_columns(f"Price at a ratio of {ratio_given:.2f}" if ratio_given else "Price", columns, optional)
+    on = f"{money['tokens']:.3g} tokens on {money['gpus'] or 'an unknown number of'} GPUs"
     table.notes.append(
-        f"Cost: {money['unit']} per million tokens. Hours: {money['tokens']:.3g} tokens on {money['gpus']} GPUs. "
-        "Within 2 %, or inside the interval, is break-even."
+        f"Cost: {money['unit']} per million tokens. Hours: {on}. Within 2 %, or inside the interval, is break-even."
     )
     return table
 
@@ -361,7 +385,7 @@ def stacks(v: View) -> Table:
     for box, name in zip((v.old, v.new), names(v.result).values(), strict=True):
         lengths: dict[int, dict[tuple[tuple, str], float]] = {}
         for sweep in box.sweeps:  # of two measurements of one stack the newer one stays
-            torch, _, tag = sweep.run.stack.torch.partition("+")
+            torch, _, tag = (sweep.run.stack.torch or "").partition("+")
             tag = tag or "cu" + (sweep.run.stack.cuda or "?").replace(".", "")
             version = tuple(map(int, re.findall(r"\d+", torch)))  # 2.9 is before 2.10
             for n, p in sweep.points.items():

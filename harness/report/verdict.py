@@ -133,14 +133,16 @@ def _regime(name: str, ratios: dict[int, Ratio], basis: str, result: dict) -> di
         else:
             text += f"{between(price / high - 1, price / low - 1, '{:.0%}')} more per token"
             change = f"a price ratio of {between(low, high, '{:.2f}')} (break-even){_held(name, result)}"
-    sentence = f"{NAMES[name]} ({between(min(ratios), max(ratios), '{:d}')} tokens): {text}."
+    lengths = "unknown length" if None in ratios else f"{between(min(ratios), max(ratios), '{:d}')} tokens"
+    sentence = f"{NAMES[name]} ({lengths}): {text}."
     decided_by = {"figure": "speedup", "low": low, "high": high, "price_ratio": price}
     return _verdict(name, outcome, sentence, decided_by, change + _packed(name, result))
 
 
 def _tie(result: dict, seq_len: int) -> str:
     """At equal cost, time and memory decide."""
-    hours = {p["seq_len"]: f"{p['new_hours']:.1f} h for {p['old_hours']:.1f} h" for p in result["money"]["points"]}
+    rows = [p for p in result["money"]["points"] if p["new_hours"] and p["old_hours"]]
+    hours = {p["seq_len"]: f"{p['new_hours']:.1f} h for {p['old_hours']:.1f} h" for p in rows}
     text = f"; the tie goes to the shorter time ({hours[seq_len]} at {seq_len})" if seq_len in hours else ""
     (old, few), (new, many) = ((result["question"][s], result["memory"][s]["largest_usable"]) for s in ("old", "new"))
     if few and many and many > few:

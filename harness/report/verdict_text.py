@@ -59,16 +59,19 @@ class Page:
     def comparable(self, c: dict) -> None:
         self.head(f"Are they comparable? {'Yes' if c['ok'] else 'No, compared all the same' if c['allowed'] else 'No'}")
         if "stack" in c:
-            stack = ", ".join(f"{k} {c['stack'][k]}" for k in ("torch", "transformers", "deepspeed") if c["stack"][k])
+            stack = [f"{k} {c['stack'][k]}" for k in ("torch", "transformers", "deepspeed") if c["stack"][k]]
+            what = [c["model"], c["recipe"] and setup_name(c), c["gpus"] and f"{c['gpus']} GPUs", *stack]
             attention = ", ".join(f"{c['attention'][side]} on {name}" for side, name in self.names.items())
-            self.say(f"{c['model']}, {setup_name(c)}, {c['gpus']} GPUs, {stack}; attention {attention}.")
+            attention = f"; attention {attention}" if any(c["attention"].values()) else ""
+            if any(what):
+                self.say(f"{', '.join(filter(None, what))}{attention}.")
         self.bullets(f"DIFFERENT {text}" for text in [*c["never"], *c["differences"]])
         self.bullets(c["warnings"])
 
     def speed(self, speed: dict) -> None:
         self.head("How much faster?")
         self.specs(speed["ratios"])
-        self.show_table(tables.speedup(self.result, "ms"))
+        self.show_table(tables.speedup(self.result, tables.timed(self.result)))
         for side, name in self.names.items():
             failed = {p["seq_len"]: p[side]["error"] for p in speed["points"] if p[side]["outcome"] == "failed"}
             self.bullets(f"{name} failed at {n}: {error}" for n, error in failed.items() if error)
@@ -173,7 +176,7 @@ class Page:
 
     def show_table(self, table: Table) -> None:
         self.table(table.header, table.rows)
-        for note in table.notes:
+        for note in table.notes if table.rows else ():
             self.say(note)
 
     def table(self, header: list[str], rows: list[list[str]]) -> None:
