@@ -77,9 +77,11 @@ def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]
     old_path, new_path = args.old or pair[0], args.new or pair[1]
     if target := args.project_to:
         published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
-
-
-from collections.abc import Callable, Sequence
+        old = read_box(old_path, args.old_facts)
+        new = Box(old.folder, target.label, target)
+        return lambda options: tables.View(old, new, None, decision.project(old, target, options, published))
+    old, new = box(old_path, args.fleet, args.old_facts), box(new_path, args.fleet, args.new_facts)
+    return partial(tables.view, old, new)
 
 
 def box(path: str | Path, by_name: object, facts: Sequence[str]) -> Box:

@@ -142,7 +142,7 @@ def _formats(side: str, box: Box) -> list[dict]:
     for pair in comparing.formats(box):
         fmt, points = pair.new.run.format, []
         for n in pair.common:
-            ratio, losses = _speedup(pair, n), [s.points[n].losses for s in (pair.old, pair.new)]
+            ratio, losses = rates.speedup(pair.old, pair.new, n), [s.points[n].losses for s in (pair.old, pair.new)]
             steps = max({*losses[0]} & {*losses[1]}, default=None)
             row = {"seq_len": n, "speedup": asdict(ratio) | {"significant": ratio.significant}, "steps": steps}
             points.append(row | {k: at.get(steps) for k, at in zip(("bf16_loss", "loss"), losses, strict=True)})

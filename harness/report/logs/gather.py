@@ -201,8 +201,8 @@ def _point(launch: Launch, run: records.Run, seq_len: int | None, reader: Reader
     if done := flops.step_work(run, point.seq_len) if point.per == "step" else None:
         point.tflops = done.total_tflop / point.median_ms * 1e3
         known = specification(run.gpu)
-        if known and known.bf16 and run.job.precision == "bf16":
-            point.mfu = point.tflops / known.bf16
+        if known and (peak := known.dense(run.dtype)):
+            point.mfu = point.tflops / peak
         if launch.tflops:
             printed = stats.median_interval(launch.tflops)[0]
             share = printed / point.tflops
