@@ -36,8 +36,6 @@ def rows_of(result: dict) -> list[dict]:
         if s := p["speedup"]:
             label = "unknown" if p["seq_len"] is None else str(p["seq_len"])
             rows.append((label, s["value"], s["low"], s["high"], "~" if s["significant"] is False else ""))
-    for s in result.get("projection", {}).get("steps", ()):
-        rows.append((s["label"], None, s["low"], s["high"], ""))
     for line in (line for name in SECTIONS for line in result.get(name, {}).get("lines", ())):
         label = f"{line['work'] or 'unknown'}, {line['old_precision']} -> {line['new_precision']}"
         rows.append((label, line.get("median") or line.get("middle"), line["low"], line["high"], ""))
