@@ -2,11 +2,12 @@
 
     python plot_results.py                                    # the published H200 and B200 -> results_plot.png
     python plot_results.py results/nvidia-h200 results/nvidia-b200 -o plot.svg
+    python plot_results.py H100 B200 --price-ratio 2.2        # GPUs by name: what others measured on both
     python plot_results.py OLD NEW --tables                   # all tables to standard output, no figure
     python plot_results.py OLD NEW --table speedup --table memory    # only these
     python plot_results.py --fill docs/worked-example.md      # rewrites the tables between the markers of a page
 
-OLD and NEW are result folders of the two boxes, single files of them, or logs of another trainer.
+OLD and NEW are result folders of the two boxes, single files of them, logs of another trainer, or names of GPUs.
 A marker is <!-- table:speedup -->, closed by
 <!-- /table:speedup -->; specifications and ceilings also take two GPUs: <!-- table:specifications B200 B300 -->, and
 table:verdict is the end of should_upgrade.py's page.
@@ -28,7 +29,7 @@ from rich.console import Console
 
 from harness import gpus
 from harness.report import command, decision, tables
-from harness.report.box import NothingUsable
+from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
 
@@ -38,9 +39,7 @@ MARKER = re.compile(r"(<!-- table:([^\n>]+?) -->\n).*?(<!-- /table:\2 -->)", re.
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
     try:
-        old = read_box(args.old or command.PUBLISHED / "h200", args.old_facts)
-        new = read_box(args.new or command.PUBLISHED / "b200", args.new_facts)
-        view = tables.view(old, new, args.options)
+        view = asked(args)
     except NothingUsable as error:
         print(error, file=sys.stderr)
         return 4
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     for problem in view.result["question"]["problems"]:
         print(problem, file=sys.stderr)
-    found, compared = texts(view), view.result["comparable"]
+    found, compared = texts(view), view.result.get("comparable")
     if not found or (view.pair and "speed" not in view.result):
         reasons = compared["never"] + compared["differences"] or ["no figures of the same kind"]
         hint = "; --allow-mismatch goes on all the same" if found and not compared["never"] else ""
@@ -64,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             from harness.report import figure
 
-            figure.save(figure.draw(view), args.output)
+            by_name = "published" in view.result
+            figure.save(figure.draw_pairs(view.result) if by_name else figure.draw(view), args.output)
             print(args.output)
     except ImportError as error:
         parser.error(f"{error}: pip install matplotlib, or --tables, which needs none")
@@ -76,6 +76,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
+
+
+def asked(args: argparse.Namespace) -> tables.View:
+    """Two boxes, or what others measured on two GPUs. Raises NothingUsable."""
+    if args.gpus_by_name:
+        boxes = [Box(Path(), gpu.label, gpu) for gpu in args.gpus_by_name]
+        return tables.View(*boxes, None, decision.published(*args.gpus_by_name, args.options))
+    old = read_box(args.old or command.PUBLISHED / "h200", args.old_facts)
+    return tables.view(old, read_box(args.new or command.PUBLISHED / "b200", args.new_facts), args.options)
 
 
 def texts(view: tables.View) -> dict[str, str]:
@@ -118,6 +127,7 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     add("--table", action="append", default=[], metavar="NAME", help="print this one; may be repeated")
     add("--fill", action="append", type=Path, metavar="PAGE", help="rewrite the tables between this page's markers")
     args = parser.parse_args(argv)
+    args.gpus_by_name = parser.two_gpus(args)
     if args.old and not args.new:
         parser.error("NEW is missing: the result folder of the second box")
     if args.format:

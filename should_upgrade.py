@@ -7,11 +7,14 @@
     python should_upgrade.py old.log new.log --new gpu=B200 --price-ratio 2   # logs of a trainer you already run
     python should_upgrade.py OLD NEW --price-ratio 2 --json        # the same content for programs
     python should_upgrade.py OLD NEW --price-ratio 2 --html upgrade.html    # one page to send to the person who pays
+    python should_upgrade.py H100 B200 --price-ratio 2.2   # GPUs by name: what others measured on both
+    python should_upgrade.py H100 B200 --model llama --precision fp8 --new-precision nvfp4    # of that only
+    python should_upgrade.py --list                                 # which pairs of GPUs others measured
     python should_upgrade.py OLD --project-to B300 --price-ratio 1.4   # before renting: what to expect, as a range
     python should_upgrade.py "RTX PRO 6000" B200 --price-ratio 3.4 --fleet 7+1:3+1 --fleet-base 3+1=8.8
 
-OLD and NEW are result folders of the two boxes, single files of them, or logs of another trainer (what a log does not
-say comes from box.toml beside it, or --old and --new); with --fleet also names of GPUs. Prices are
+OLD and NEW are result folders of the two boxes, single files of them, logs of another trainer (what a log does not
+say comes from box.toml beside it, or --old and --new), or names of GPUs. Prices are
 per GPU and hour in any currency. Without a price the answer is the price ratio up to which the upgrade pays. The page
 goes in the order of deciding: what OLD cannot do at all, whether the two are comparable, speed, memory, money, verdict.
 
@@ -33,7 +36,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import gpus
-from harness.report import command, cost, decision, tables
+from harness.report import command, cost, decision, published, tables
 from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
@@ -43,6 +46,10 @@ PAGE_WIDTH = 118  # columns when the output is no terminal
 
 def main(argv: list[str] | None = None) -> int:
     parser, args = parse(argv)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PAGE_WIDTH)
+    if args.list:
+        Page.bare(console).show_table(tables.coverage(published.coverage()))
+        return 0
     try:
         ask = asked(args)
         view = ask(args.options)
@@ -59,7 +66,6 @@ def main(argv: list[str] | None = None) -> int:
     elif args.html:
         print(args.html)
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PAGE_WIDTH)
         Page(result, console).show()
     compared = result.get("comparable")
     if not compared or ("speed" in result and compared["common"]):
@@ -76,10 +82,13 @@ def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]
     pair = command.PUBLISHED / "h200", command.PUBLISHED / "b200"
     old_path, new_path = args.old or pair[0], args.new or pair[1]
     if target := args.project_to:
-        published = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
-        old = read_box(old_path, args.old_facts)
+        guide = tuple(map(read_box, pair)) if all(p.is_dir() for p in pair) else None
+        old = box(old_path, True, args.old_facts)
         new = Box(old.folder, target.label, target)
-        return lambda options: tables.View(old, new, None, decision.project(old, target, options, published))
+        return lambda options: tables.View(old, new, None, decision.project(old, target, options, guide))
+    if args.gpus_by_name and not args.fleet:
+        old, new = (Box(Path(), gpu.label, gpu) for gpu in args.gpus_by_name)
+        return lambda options: tables.View(old, new, None, decision.published(*args.gpus_by_name, options))
     old, new = box(old_path, args.fleet, args.old_facts), box(new_path, args.fleet, args.new_facts)
     return partial(tables.view, old, new)
 
@@ -130,6 +139,11 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
     add("--fleet", _fleet, "OLD:NEW", "WORKERS+HELPERS of each: 7+1:3+1")
     add("--fleet-base", _base, "CREW=DAYS", "days of the job on that many old GPUs: 3+1=8.8")
     add("--scaling", share, "S", "share of linear speedup kept by more workers than the base has (default: 1)", 1.0)
+    add("--model", str, "NAME", "published figures of models whose name has this in it")
+    add("--seq-len", whole, "N", "published figures of this length")
+    for flag, side in (("--precision", "OLD"), ("--new-precision", "NEW")):
+        parser.add_argument(flag, choices=gpus.DTYPES, help=f"of {side} in published figures and projections")
+    parser.add_argument("--list", action="store_true", help="which pairs of GPUs were published, and how often")
     parser.add_argument("--json", action="store_true", help="the whole result as JSON")
     add("--html", Path, "FILE", "one page to send, with a slider for the price ratio, instead of the text")
     args = parser.parse_args(argv)
@@ -140,6 +154,10 @@ def parse(argv: list[str] | None) -> tuple[command.Parser, argparse.Namespace]:
         parser.error("NEW is missing: a second result folder, or --project-to GPU")
     if args.fleet and not (args.price_ratio or args.price_old):
         parser.error("--fleet needs a price: --price-ratio, or --price-old and --price-new")
+    args.gpus_by_name = parser.two_gpus(args)
+    args.narrow = published.Narrow(args.model, args.seq_len, args.precision, args.new_precision)
+    if args.narrow != published.Narrow() and not (args.gpus_by_name or args.project_to):
+        parser.error("--model, --seq-len and the precisions narrow published figures: give two GPUs by name")
     args.options = decision.Options(**{f.name: getattr(args, f.name) for f in dataclasses.fields(decision.Options)})
     return parser, args
 

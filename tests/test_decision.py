@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness import gpus, records
-from harness.report.box import NothingUsable, Sweep
+from harness.report.box import Sweep
 from harness.report.cost import Crew
 from harness.report.decision import Options, decide, project
 from harness.report.reading import read_box
@@ -315,10 +315,9 @@ def test_a_fleet_of_measured_boxes():
     assert rows["new, at the measured 2.00"]["days"] == pytest.approx(days / 2, rel=1e-3)
 
 
-def test_a_projection_needs_something_measured():
-    empty = box(run())
-    with pytest.raises(NothingUsable, match="neither a measured length nor a decomposed step"):
-        project(empty, gpus.by_key("B200"), TWICE, None)
+def test_a_projection_of_a_box_that_measured_nothing_is_of_its_gpu():
+    found = project(box(run()), gpus.by_key("B200"), TWICE, None)["projection"]
+    assert found["picture"] is None and found["lines"]
 
 
 @pytest.mark.parametrize("options", [TWICE, Options(), Options(price_ratio=2.0, doc_len=8192, needs=("fp4",))])

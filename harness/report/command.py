@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
+from harness import gpus
+from harness.gpus import Gpu
 from harness.report import cost
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
@@ -30,6 +33,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}; --help tells more\n")
+
+    def two_gpus(self, args: argparse.Namespace) -> tuple[Gpu, Gpu] | None:
+        """OLD and NEW as GPUs by name, where neither is a file or folder; null: they are to be read."""
+        if args.old and args.new and not Path(args.old).exists() and not Path(args.new).exists():
+            with contextlib.suppress(KeyError):  # reading says that there is no such folder
+                return gpus.by_key(args.old), gpus.by_key(args.new)
+        return None
 
     def price_ratio(self, args: argparse.Namespace) -> float | None:
         """Of the command line, or the published one for the published boxes. Ends the script if prices contradict."""

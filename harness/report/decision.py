@@ -9,12 +9,15 @@ Every number is finite, null is unknown. A result without "speed" was refused: t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
 
 from harness import flops, records
-from harness.gpus import Gpu
-from harness.report import comparing, cost, fits, gate, projection, rates, verdict
+from harness.gpus import DTYPES, MATMUL, Gpu
+from harness.report import comparing, cost, fits, gate, library, projection, rates, verdict
 from harness.report.box import Box, NothingUsable, Point, Sweep
 from harness.report.comparing import Pair
+from harness.report.published import Narrow, compare
 
 POINT_KEYS = ("outcome", "median_ms", "ci_ms", "n", "tflops", "mfu", "joules_per_token", "error", "kind", "per")
 
@@ -34,6 +37,7 @@ class Options:
     fleet: tuple[cost.Crew, cost.Crew] | None = None  # old, new
     fleet_base: tuple[cost.Crew, float] | None = None  # old GPUs, and the days they take
     scaling: float = 1.0
+    narrow: Narrow = Narrow()  # what published figures must be of
 
     @property
     def ratio(self) -> float | None:
@@ -68,28 +72,47 @@ def decide(old: Box, new: Box, options: Options) -> dict:
     return result
 
 
-def project(old: Box, target: Gpu, options: Options, published: tuple[Box, Box] | None) -> dict:
-    """The same question about a GPU that only its specification is known of. Raises NothingUsable.
+def published(old: Gpu, new: Gpu, options: Options) -> dict:
+    """What others measured on two GPUs. Raises NothingUsable when there is no pair of what options.narrow asks for."""
+    boxes = (Box(Path(), gpu.label, gpu) for gpu in (old, new))
+    found = compare(old, new, options.narrow, options.ratio)
+    return _opening(*boxes, options, library.load().problems) | {
+        "published": found,
+        "verdict": [verdict.class_of_pairs(line, options.ratio) for line in found["lines"]],
+    }
 
-    published: the pair of measured boxes that the low end and the back-test come from.
+
+def project(old: Box, target: Gpu, options: Options, pair: tuple[Box, Box] | None) -> dict:
+    """The same question about a GPU that nobody measured here: by what published pairs reached, a line for every
+    precision it could be trained in. Raises NothingUsable.
+
+    pair: two measured boxes with a step taken apart, for the picture by length; old may be a GPU known by name only.
     """
-    new = Box(old.folder, target.label, target)
-    sweeps = comparing.joined(old)
+    if old.gpu is None:
+        raise NothingUsable(f"{old.name} is not in harness/gpus.toml: nothing to project with")
+    new, sweeps, narrow = Box(old.folder, target.label, target), comparing.joined(old), options.narrow
     sweep = max(sweeps, key=lambda s: (s.run.dtype == "bf16", len(comparing.lengths(s, "measured"))), default=None)
-    seen = projection.seen_ratios(*published) if published else None
-    steps = projection.project(old, sweep, target, seen)
-    if not steps:
-        raise NothingUsable(f"{old.folder}: neither a measured length nor a decomposed step to project from")
+    run = sweep.run if sweep else next((run for run, _ in old.decompositions), None)
+    model = narrow.model or (run.model.name if run and run.model else None)
+    works = [library.kind_of_work(model) or "unknown"] if model else ["dense", "experts"]
+    first = narrow.precision or (MATMUL[run.dtype] if run else "bf16")
+    fewer = [p for p in ("fp8", "nvfp4") if DTYPES.index(p) > DTYPES.index(first)]
+    known, lines = projection.Calibration(library.matched(library.load().rows)), []
+    for work, precision in product(works, [narrow.new_precision] if narrow.new_precision else [first, *fewer]):
+        if precision not in fewer or narrow.new_precision or known.has((first, precision), target):
+            lines.append(known.expect(old.gpu, target, (first, precision), work, model))
     found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}
-    found |= {"seen": seen, "steps": steps}
-    found["back_test"] = projection.back_test(*published, seen) if published else []
-    found["advice"], found["break_even"] = projection.advice(steps, options.ratio) if options.ratio else (None, None)
-    result = _opening(old, new, options) | {"projection": found, "memory": _memory(old, new, sweep, None)}
-    return result | {"verdict": [verdict.renting(found, options.ratio, target.label)]}
+    found |= {"nominal": projection.NOMINAL, "lines": lines, "record": known.record()}
+    found["picture"] = projection.picture(old, sweep, target, pair) if pair else None
+    result = _opening(old, new, options, library.load().problems) | {"projection": found}
+    if sweep:
+        result["memory"] = _memory(old, new, sweep, None)
+    return result | {"verdict": [verdict.renting(line, options.ratio, target.label) for line in lines]}
 
 
-def _opening(old: Box, new: Box, options: Options) -> dict:
-    problems = [f"{side}: {text}" for side, box in (("OLD", old), ("NEW", new)) for text in box.problems]
+def _opening(old: Box, new: Box, options: Options, more: list[str] = ()) -> dict:
+    problems = [f"published: {text}" for text in more]
+    problems += [f"{side}: {text}" for side, box in (("OLD", old), ("NEW", new)) for text in box.problems]
     question = {"old": old.name, "new": new.name, "price_ratio": options.ratio, "price_old": options.price_old}
     question |= {"price_new": options.price_new, "problems": problems}
     return {"question": question, "gate": gate.answer(old, new, options.needs)}

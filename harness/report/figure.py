@@ -61,6 +61,38 @@ def draw(v: View) -> Figure:
     return figure
 
 
+def draw_pairs(result: dict) -> Figure:
+    """Published pairs of two GPUs: a column a kind of work and two precisions, a mark a pair, against break-even."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found, question, labels = result["published"], result["question"], []
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(2 * PANEL_INCHES[0], PANEL_INCHES[1]), layout="constrained")
+        axes = figure.subplots()
+        for x, line in enumerate(found["lines"]):
+            kind = tuple(line[k] for k in ("work", "old_precision", "new_precision"))
+            pairs = [p for p in found["pairs"] if (p["work"], p["old"]["precision"], p["new"]["precision"]) == kind]
+            look = LOOKS["new" if kind[0].startswith("experts") else "old"] | {"linestyle": ""}
+            places = [x + 0.5 * (i + 0.5) / len(pairs) - 0.25 for i in range(len(pairs))]
+            axes.plot(places, [p["speedup"] for p in pairs], **look)
+            axes.hlines(line["median"], x - 0.35, x + 0.35, color=look["color"])
+            _note(axes, f"{line['median']:.2f}", x + 0.42, line["median"], -3)
+            labels.append(f"{kind[0]}, {kind[1]} to {kind[2]}\n{line['pairs']} pairs, {len(line['models'])} models")
+        if price := question["price_ratio"]:
+            axes.axhline(price, color=GREEN, linestyle="--", label=f"break-even at price ratio {price:g}")
+        axes.axhline(1, color=GREY, linewidth=0.8)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set(
+            ylim=(0, 1.05 * axes.get_ylim()[1]), ylabel=f"{question['new']} over {question['old']}, tokens/s per GPU"
+        )
+        sources = ", ".join(sorted({p["source"] for p in found["pairs"]}))
+        figure.suptitle(f"{question['old']} and {question['new']}: published pairs and their medians ({sources})")
+        _finish(axes)
+        figure.canvas.draw()
+    return figure
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Raises OSError, and ValueError for an ending matplotlib does not write."""
     figure.savefig(path, dpi=160, metadata={"Date": None} if Path(path).suffix == ".svg" else None)

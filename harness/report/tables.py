@@ -18,7 +18,7 @@ from harness import flops, gpus, records
 from harness.gpus import Gpu
 from harness.report import comparing, decision
 from harness.report.box import Box
-from harness.report.verdict import about, ratio
+from harness.report.verdict import about, between, ratio
 
 WORDS = {"oom": "OOM", "failed": "failed", "not_run": "not run"}
 SPECIFICATIONS = {name: f"{name} dense, TFLOPS" for name in gpus.DTYPES} | {
@@ -79,6 +79,8 @@ def make(v: View) -> dict[str, Table]:
         if v.pair.new.run.gpu.device == "cpu":
             found["speedup"].notes.append("These figures describe a CPU and no GPU.")
     found |= {"decomposition": decomposition(v), "liger": liger(v), "attention": attention(v), "stacks": stacks(v)}
+    if compared := v.result.get("published"):
+        found |= {"published": published_lines(compared)} | published_pairs(compared, *names(v.result).values())
     return {name: table for name, table in found.items() if table.rows}
 
 
@@ -413,3 +415,56 @@ def _changes(rates: dict[tuple[tuple, str], float]) -> str:
             before, after = (f"{_dotted(version)}/{tag}" for version, tag in (a, b))
             texts.append(f"{before} to {after} {rates[b] / rates[a] - 1:+.1%}")
     return ", ".join(texts)
+
+
+def published_lines(p: dict) -> Table:
+    """A row a kind of work and pair of precisions: what published pairs say."""
+    lines, price_ratio = p["lines"], p["price_ratio"]
+    columns = {"work": [line["work"] for line in lines]}
+    columns["precision"] = [f"{line['old_precision']} -> {line['new_precision']}" for line in lines]
+    columns |= {"pairs": [str(line["pairs"]) for line in lines], "models": [str(len(line["models"])) for line in lines]}
+    columns["speedup, median"] = [f"{line['median']:.2f}" for line in lines]
+    columns["range"] = [between(line["low"], line["high"], "{:.2f}") for line in lines]
+    columns["break-even price ratio"] = [f"{line['break_even']:.2f}" for line in lines]
+    told = [", ".join(f"{kind} {n}" for kind, n in sorted(line["outcomes"].items())) or "-" for line in lines]
+    return of_columns("What others measured on both", columns, {f"at {price_ratio:.2f}" if price_ratio else "": told})
+
+
+def published_pairs(p: dict, old: str, new: str) -> dict[str, Table]:
+    """By file, a row a pair: the lines of both figures, and what is not equal."""
+    header = ["model", "seqlen", "precision", "release", old, new, "speedup", "lines", "differs, old/new"]
+    found: dict[str, Table] = {}
+    for pair in p["pairs"]:
+        a, b = pair["old"], pair["new"]
+        (file, _, line), (other, _, its) = (side["where"].rpartition(":") for side in (a, b))
+        said = a["said"] if a["said"] == b["said"] else f"{a['said']} -> {b['said']}"
+        rates = (f"{side['tokens_per_s_per_gpu']:,.0f}" for side in (a, b))
+        row = [pair["model"], str(pair["seq_len"]), said, pair["release"] or "-", *rates, f"{pair['speedup']:.2f}"]
+        row += [f"{line}, {its}", ", ".join(pair["differs"]) or "-"]
+        files = file if file == other else f"{file} and {other}"
+        found.setdefault(files, Table(f"Tokens/s per GPU by results/published/{files}", header, [])).rows.append(row)
+    return found
+
+
+def expected(p: dict) -> Table:
+    """A row a precision: the middle and the range of a projection, and the class of pairs it is of."""
+    rows = [
+        [f"{line['work'] or 'unknown'}, {line['old_precision']} -> {line['new_precision']}", f"{line['peaks']:.2f}",
+         f"{line['middle']:.2f}", between(line["low"], line["high"], "{:.2f}"), str(line["pairs"]), line["basis"]]
+        for line in p["lines"]
+    ]  # fmt: skip
+    header = [
+        "work, precision",
+        "ratio of peaks",
+        "speedup",
+        f"{p['nominal']:.0%} range",
+        "pairs",
+        "by what was reached of",
+    ]
+    return Table("Projection", header, rows)
+
+
+def coverage(found: dict[tuple[str, str], int]) -> Table:
+    """Which GPUs published pairs cover."""
+    rows = [[*(gpus.load()[key].label for key in pair), str(count)] for pair, count in found.items()]
+    return Table("Published pairs", ["old", "new", "pairs"], rows)

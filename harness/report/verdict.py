@@ -18,14 +18,9 @@ NAMES = {
     "unknown": "All lengths (the model's FLOPs are not known)",
 }
 ADVICE = {
-    "not worth renting": "Not worth renting",
-    "rent": "Rent one and measure",
-    "likely buy": "Likely a buy, rent one to confirm",
-}
-SIDES = {
-    "around": "break-even lies inside the range",
-    "over": "it pays even at the low end",
-    "under": "it loses even at the high end",
+    "not worth renting": ("Not worth renting", "it loses even at the high end"),
+    "rent": ("Rent one and measure", "break-even lies inside the range"),
+    "likely buy": ("Likely a buy, rent one to confirm", "it pays even at the low end"),
 }
 
 
@@ -50,24 +45,44 @@ def verdicts(result: dict) -> list[dict]:
     return found
 
 
-def renting(projection: dict, price: float | None, target: str) -> dict:
-    """Whether a box of the target is worth renting to measure; a projection never decides a purchase."""
-    steps, advice, sides = projection["steps"], projection["advice"], projection["break_even"]
-    low, high = min(s["low"] for s in steps), max(s["high"] for s in steps)
-    reach = f"{target} is projected at {between(low, high)} the speed"
+def renting(line: dict, price: float | None, target: str) -> dict:
+    """Whether a box of the target is worth renting to measure; a projection never decides a purchase.
+
+    Break-even is a speedup equal to the price ratio: inside the range it takes a measurement to tell.
+    """
+    low, high = line["low"], line["high"]
+    reach = f"{target} is projected at {between(low, high)} the speed ({_class(line)})"
     decided_by = {"figure": "projected speedup", "low": low, "high": high, "price_ratio": price}
     if price is None:
         sentence = f"{reach}; whether renting one pays depends on its price."
         return _verdict("renting", None, sentence, decided_by, "--price-ratio")
-    where = "; ".join(f"{text} at {', '.join(sides[side])}" for side, text in SIDES.items() if sides[side])
-    sentence = f"{ADVICE[advice]}: {reach} for {price:.2f}x the price; {where}."
-    if advice == "rent":
-        change = "the measurement, which alone tells the side of break-even"
-    elif advice == "likely buy":
-        change = f"a price ratio over {min(s['low'] for s in steps if s['label'] in sides['over']):.2f}"
+    advice = "not worth renting" if high < price else "likely buy" if low > price else "rent"
+    change = {"not worth renting": f"a price ratio under {high:.2f}", "likely buy": f"a price ratio over {low:.2f}"}
+    (word, where), measuring = ADVICE[advice], "the measurement, which alone tells the side of break-even"
+    sentence = f"{word}: {reach} for {price:.2f}x the price; {where}."
+    return _verdict("renting", advice, sentence, decided_by, change.get(advice, measuring))
+
+
+def class_of_pairs(line: dict, price: float | None) -> dict:
+    """Of one kind of work and two precisions, what the published pairs say at this price."""
+    low, high, outcome = line["low"], line["high"], line["outcome"]
+    models = f"{len(line['models'])} model{'s' * (len(line['models']) > 1)}"
+    pairs = f"{line['pairs']} pair{'s' * (line['pairs'] > 1)} of {models}, median {line['median']:.2f}x"
+    speed = f"{between(low, high)} the speed ({pairs})"
+    if outcome is None:
+        text = f"{speed}, so it pays up to that price ratio"
     else:
-        change = f"a price ratio under {high:.2f}"
-    return _verdict("renting", advice, sentence, decided_by, change)
+        counts = ", ".join(f"{kind} in {n}" for kind, n in sorted(line["outcomes"].items()))
+        text = f"{counts if outcome == 'depends' else outcome}: {speed} for {price:.2f}x the price"
+    all_win, all_lose = low / (1 + cost.TOLERANCE), high / (1 - cost.TOLERANCE)
+    change = f"a price ratio under {all_win:.2f} (all win) or over {all_lose:.2f} (all lose)"
+    decided_by = {"figure": "speedup", "low": low, "high": high, "price_ratio": price}
+    sentence = f"{_class(line)[0].upper()}{_class(line)[1:]}: {text}."
+    return _verdict(_class(line), outcome, sentence, decided_by, change)
+
+
+def _class(line: dict) -> str:
+    return f"{line['work'] or 'unknown work'}, {line['old_precision']} -> {line['new_precision']}"
 
 
 def ratio(speedup: dict) -> Ratio:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.report import tables
 from harness.report.tables import Table, known, setup_name
-from harness.report.verdict import between, ratio
+from harness.report.verdict import ratio
 
 WORDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -33,6 +33,11 @@ class Page:
         for name, section in self.result.items():
             if name != "question":
                 getattr(self, name)(section)
+
+    @classmethod
+    def bare(cls, console: Console) -> Page:
+        """A page of no decision, for a table alone."""
+        return cls({"question": {"old": "", "new": ""}}, console)
 
     def gate(self, gate: dict) -> None:
         self.head(f"Does {self.old} lack something you need?")
@@ -118,25 +123,34 @@ class Page:
         else:
             self.say("No length was measured on both boxes, so nothing can be said.")
 
+    def published(self, p: dict) -> None:
+        self.head("What did others measure on both?")
+        self.show_table(tables.published_lines(p))
+        for table in tables.published_pairs(p, self.old, self.new).values():
+            self.say(f"{table.title}:")
+            self.show_table(table)
+
     def projection(self, p: dict) -> None:
         self.head(f"What to expect: a projection, this {self.new} was not measured")
         self.specs(p["ratios"])
         if p["matmul_ceilings"]["ratio"]:
             self.say(f"By the bf16 matmul ceilings: {p['matmul_ceilings']['ratio']:.2f}x.")
-        rows = [[s["label"], f"{s['old_ms']:,.0f}", between(s["low"], s["high"]), s["basis"]] for s in p["steps"]]
-        self.table(["seqlen", f"{self.old} ms", "speedup", "taken apart by"], rows)
-        low = f"compute as far as {p['seen']['source']} got" if p["seen"] else "the same, no published pair was found"
-        self.say(
-            f"High end: all at the ratio of the specifications. Low end: {low}. Copies (host link unknown), idle "
-            "and fixed time stay as they are."
-        )
-        rows = []
-        for r in p["back_test"]:
-            projected, measured = between(r["low"], r["high"]), f"{r['measured']:.2f}x"
-            rows.append([r["label"], projected, measured, WORDS[r["inside"]], f"{r['error']:+.0%}"])
-        if rows:
-            self.say("Back-test on the published pair (its decomposed step gives the low end, so that row is no test):")
-        self.table(["seqlen", "projected", "measured", "inside", "error of the middle"], rows)
+        self.show_table(tables.expected(p))
+        self.bullets(dict.fromkeys(f"{x['basis']}, because {x['widened']}" for x in p["lines"] if x["widened"]))
+        for name, r in p["record"].items():
+            self.say(
+                f"Tried on {r['pairs']} pairs of {name}, unseen: {r['inside']:.0%} inside the range, its ends "
+                f" {r['width']:.2f}x apart; the middle off by {r['error']:.1%}, one in ten over {r['error_90']:.0%}."
+            )
+        if one := p["picture"]:
+            rows = [
+                [str(s["seq_len"]), f"{s['old_ms']:,.0f}", f"{s['speedup']:.2f}x", s["basis"]] for s in one["steps"]
+            ]
+            self.say(
+                f"By length, as one pair would have it ({one['pair']}): every part of a step at the ratio it follows. "
+                "One pair, no range; whether a speedup grows with the length depends on the kernels."
+            )
+            self.table(["seqlen", f"{self.old} ms", "speedup", "taken apart by"], rows)
 
     def fleet(self, f: dict) -> None:
         self.head(f"Fleet: {f['old']} {self.old} or {f['new']} {self.new} (workers+helpers)")
@@ -183,7 +197,7 @@ class Page:
         if rows:
             table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
             for i, head in enumerate(header):
-                table.add_column(Text(head), justify="right" if i else "left")
+                table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
             for row in rows:
                 table.add_row(*map(Text, row))
             self.console.print(table)
