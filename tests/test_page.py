@@ -22,7 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 HOSTILE = "<script>alert(1)</script>"
 ERROR = "</script><img src=x onerror=alert(2)> & so on"
 FLEET = ["RTX PRO 6000", "B200", "--fleet", "7+1:3+1", "--fleet-base", "3+1=8.8"]
-KINDS = ["published", "measured", "projected", "fleet", "hostile", "refused", "lone"]
+KINDS = ["named", "logs", "published", "measured", "projected", "fleet", "hostile", "refused", "lone"]
 PRICES = (0.8, 1.2, 1.7, 1.95, 2.0, 2.05, 2.4)
 REFUSED = ["refused", "lone"]  # with exit code 3, and no price changes that
 LIVE = [kind for kind in KINDS if kind not in REFUSED]
@@ -73,6 +73,8 @@ def arguments(tmp_path_factory) -> dict[str, list[str]]:
     return {
         "published": [str(ROOT / "results/published/h200"), str(ROOT / "results/published/b200")],
         "measured": [a, str(folder / "b")],
+        "named": ["H100", "B200"],
+        "logs": [str(ROOT / f"tests/data/logs/mlperf_8x_{gpu}_llama31_8b.log") for gpu in ("gb200", "gb300")],
         "projected": [str(ROOT / "results/published/h200"), "--project-to", "B300"],
         "fleet": FLEET,
         "hostile": [a, str(hostile), "--allow-mismatch"],

@@ -66,7 +66,7 @@ def _files(folder: Path, problems: list[str]) -> list[Path]:
     # A launcher's raw log lies beside what rank 0 wrote: the same measurement once more.
     others = sorted(f for f in folder.iterdir() if f.suffix[1:] in logs.SUFFIXES and f.is_file())
     files = own + [f for f in others if not any(f.stem.startswith(o.stem) for o in own)]
-    if not files and (inner := sorted({f.parent.name for f in folder.glob("*/*.jsonl")})):
+    if not own and (inner := sorted({f.parent.name for f in folder.glob("*/*.jsonl")})):
         raise NothingUsable(f"{folder}: holds the folders of several boxes, name one: {', '.join(inner)}")
     first: dict[bytes, Path] = {}
     for path in files:
