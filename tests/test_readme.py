@@ -31,6 +31,8 @@ NOT_RUN = {
     "deepspeed --num_gpus=8 bench_ceilings.py": "eight GPUs; test_companions.py",
     "SEQ_LEN=131072 RECIPE=long-context deepspeed --num_gpus=8 bench_decompose.py": "eight GPUs",
     "python bench_decompose.py --trace trace.json.gz --step-ms 512": "needs a trace; test_companions.py",
+    "python should_upgrade.py old.log new.log --price-ratio 1.8": "two logs",
+    "python should_upgrade.py old.log new.log --old gpus=8 --new gpus=8 --new gpu=GB300": "two logs",
     "python plot_results.py results/nvidia-h200 results/nvidia-b200": "two measured boxes",
     "python should_upgrade.py results/nvidia-h200 results/nvidia-b200 --price-old 2.5 --price-new 4.9": "two boxes",
     "HOSTFILE=hosts ./run_sweep.sh": "needs ssh; two loopback nodes are in test_nodes.py",
