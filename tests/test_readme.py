@@ -42,7 +42,7 @@ TWO_NODES = re.compile(r"^(torchrun|deepspeed) .*node.rank")
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = re.compile(r"^    (python .*?)(?:  +#.*)?\n\n```text\n(.*?)^```", re.M | re.S)
+SHOWN = re.compile(r"^    (python [^\n#]*?)\n\n```text\n(.*?)^```", re.M | re.S)
 
 
 def commands() -> list[str]:
