@@ -122,8 +122,8 @@ LINES = {  # the same kinds as other versions print them -> (kind, per, value, f
         "elapsed time per iteration (s): 1.{i} | global batch size: 16 | lm loss: 1.1E+01 |\n",
         "mean", "step", 1600, {"global_batch": 16, "seq_len": 1000}),
     "torchtitan in colours": (
-        "[rank0]:\x1b[31mstep: {i} \x1b[32m loss: 10.1 \x1b[38;2;180;60;0m \x1b[34m memory: 20.5GiB(21%) "
-        "\x1b[36m tps: {i},000 \x1b[35m tflops: 40.2 \x1b[31m mfu: 12.3%\x1b[39m\n",
+        "[rank0]:\x1b[31mstep: {i}  \x1b[32mloss: 10.1  \x1b[38;2;180;60;0mgrad_norm: 1.2  "
+        "\x1b[34mmemory: 20.5GiB(21%)  \x1b[36mtps: {i},000  \x1b[35mtflops: 40.2  \x1b[31mmfu: 12.3%\x1b[39m\n",
         "mean", "token of a GPU", 1 / 6, {}),
     "torchtitan of 2024": (
         "2024-08-01 10:00:00,1 - root - INFO - step: {i}  loss: 9.8  memory: 20.5GiB(21%)  wps: {i},000  mfu: 30.1%\n",

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.report.box import Sweep
 from harness.report.lines import LINE_LIMIT
 from harness.report.logs import composer, deepspeed, huggingface, megatron, mlperf, nano, nemo, table, torchtitan
-from harness.report.logs.clean import clean
+from harness.report.logs.clean import clean, plain
 from harness.report.logs.facts import given
 from harness.report.logs.gather import Gathering, sweeps
 
@@ -41,7 +41,7 @@ def read(path: Path, typed: list[str], skipped: Counter[str], problems: list[str
     signs = [(sign, sign.encode(), takes) for sign, takes in takers.items()]
     rows = None
     with path.open("rb") as file:
-        for number, raw in enumerate(iter(partial(file.readline, LINE_LIMIT), b"")):
+        for number, raw in enumerate(map(plain, iter(partial(file.readline, LINE_LIMIT), b""))):
             if b'"record"' in raw or b'"exec_time_ms"' in raw or b"# gpu=" in raw:  # this project's, or the guide's
                 return None
             if number == 0 and (reader := table.Table.of(raw.decode("utf-8", "replace"))):

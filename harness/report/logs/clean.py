@@ -11,7 +11,7 @@ import re
 # A number; what has to follow it stands in each reader's pattern, so that half a number is none.
 N = r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LAUNCHER = re.compile(
     r"\s*(?:\[(?:rank|default|local_rank)?\s?\d+\]:?|\[\d+,\d+\]<std(?:out|err)>:?|\d+:(?=\s)|std(?:out|err):"
     r"|\((?:\w+ )?pid=\d+[^)]*\)|[a-zA-Z][\w.-]*\d[\w.-]*:(?=\s)|[\w-]+\s+\|(?=\s))\s?"
@@ -20,10 +20,13 @@ _COMMA = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # begins with the comma: searc
 _ECHO = re.compile(r"\s*\++ ")
 
 
+def plain(raw: bytes) -> bytes:
+    """The line without colours, which stand between the words that tell a format."""
+    return _COLOUR.sub(b"", raw) if b"\x1b" in raw else raw
+
+
 def clean(line: str) -> str:
-    """The line as the trainer printed it; empty for an echo of a shell."""
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
+    """A plain line as the trainer printed it; empty for an echo of a shell."""
     while found := _LAUNCHER.match(line):
         line = line[found.end() :]
     if _ECHO.match(line):
