@@ -183,7 +183,7 @@ def test_wrong_use_exits_2_in_one_line(box, arguments):
 def test_help_of_the_sweep_installs_nothing(box, tmp_path):
     command, env = [str(ROOT / "run_sweep.sh"), "--help"], box.env | {"VENV": str(tmp_path / "none")}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "SEQLENS=guide ./run_sweep.sh" in done.stdout and "README.md" in done.stdout
+    assert done.returncode == 0 and "SEQLENS=guide ./run_sweep.sh" in done.stdout and "docs/settings.md" in done.stdout
     assert not (tmp_path / "none").exists()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import flops, gpus, records, stats
-from harness.report import comparing, projection
+from harness.report import comparing
 from harness.report.box import Sweep
 from harness.report.decision import Options, decide, project
 from harness.report.reading import read_box
@@ -123,12 +123,11 @@ def test_an_emulated_or_failed_step_is_no_step():
 def test_a_projection_follows_the_peaks_of_the_step():
     target, steps = gpus.by_key("B200"), [(fp8(run()), decomposition(8192, attention=100, matmul=300, idle=10))]
     old = box(fp8(run()), point(8192, 100), decompositions=steps)
-    (sweep_step, split) = project(old, target, Options(), None)["projection"]["steps"]
-    assert split["parts"][0]["high"] == pytest.approx(4500 / 1979)
+    first = project(old, target, Options(), None)["projection"]["lines"][0]
+    assert first["old_precision"] == first["new_precision"] == "fp8" and first["peaks"] == pytest.approx(4500 / 1979)
     old.sweeps.append(Sweep(Path("bf16"), run(), {8192: point(8192, 120)}))
-    (step,) = project(old, target, Options(), None)["projection"]["steps"]  # in bf16; the fp8 step is not of it
-    assert step["old_ms"] == pytest.approx(120)
-    assert projection.spec_ratios(gpus.by_key("A100"), target, "fp8")["compute"] is None
+    first = project(old, target, Options(), None)["projection"]["lines"][0]  # in bf16, where that was measured
+    assert first["old_precision"] == "bf16" and first["peaks"] == pytest.approx(2250 / 989)
 
 
 # ---- from files ------------------------------------------------------------------------------------------------------
