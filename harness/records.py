@@ -5,22 +5,17 @@ A result file is `results/<gpu>/<kind>_<timestamp>.jsonl`; it starts with a `run
 `plan` before it). Rates: tflops is TFLOP per second and GPU; GiB is 2**30 bytes, GB is 10**9.
 
     from harness import records
-    with records.Writer(path) as out:
-        out.write(records.Step(run_id=..., seq_len=8192, ...))
-    for line in open(path):
-        rec = records.parse(line)          # raises pydantic.ValidationError or ValueError
+    line = records.dump(records.Step(run_id=..., seq_len=8192, ...))
+    record = records.parse(line)           # raises pydantic.ValidationError or ValueError
+
+measure/result_file.py writes the files.
 
 No torch here: the report runs on a laptop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -390,54 +385,3 @@ def validate(obj: dict) -> Record:
 def dump(record: Base) -> str:
     """One line without the newline; bare NaN and Infinity cannot come out (`allow_nan=False`)."""
     return json.dumps(record.model_dump(mode="json"), allow_nan=False, ensure_ascii=False)
-
-
-class Writer(contextlib.AbstractContextManager):
-    """Appends records, each with a single write, so that no killed process leaves two halves in one line.
-
-    If the file ends in half a line (a writer was killed), a newline is put first, so the half is lost alone.
-    Raises OSError when the disk is full: what was written before stays.
-    """
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
-
-    def write(self, record: Base) -> None:
-        data = (dump(record) + "\n").encode()
-        if os.write(self._fd, data) != len(data):
-            os.write(self._fd, b"\n")  # raises ENOSPC when that is why; else ends the half line
-            raise OSError(f"{self.path}: only half a record could be written")
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def __exit__(self, *exc) -> None:
-        self.close()
-
-
-def now() -> str:
-    """UTC, ISO 8601, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def folder_name(gpu_name: str) -> str:
-    """`NVIDIA H200` -> `nvidia-h200`: the box's folder under results/."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu_name.lower()).strip("-") or "unknown"
-
-
-def new_file(results: str | Path, gpu_name: str, kind: str) -> Path:
-    """results/<gpu>/<kind>_<timestamp>.jsonl, never an existing one."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    base = Path(results) / folder_name(gpu_name)
-    base.mkdir(parents=True, exist_ok=True)
-    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
-        path = base / f"{kind}_{stamp}{suffix}.jsonl"
-        with contextlib.suppress(FileExistsError):
-            path.open("x").close()
-            return path
-    raise FileExistsError(f"{base}: a hundred {kind} files within one second")

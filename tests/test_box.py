@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from harness import flops, records
-from harness.measure import attention, box, matmul, memory, stack, telemetry, verify
+from harness.measure import attention, box, matmul, memory, result_file, stack, telemetry, verify
 from tests import boxes
 from tests.conftest import ROOT, environment
 from tests.test_telemetry import Nvml, facts
@@ -140,7 +140,7 @@ def test_half_a_record_is_an_error_and_costs_no_other(monkeypatch, tmp_path):
     def short(descriptor, data):
         return real(descriptor, data[: limit[0]])
 
-    with records.Writer(tmp_path / "x.jsonl") as out:
+    with result_file.Writer(tmp_path / "x.jsonl") as out:
         monkeypatch.setattr(os, "write", short)
         with pytest.raises(OSError, match="only half a record"):
             out.write(record)
@@ -156,11 +156,11 @@ def test_files_of_one_second_have_names_of_their_own_up_to_a_hundred(monkeypatch
         def now(cls, zone):
             return datetime(2026, 1, 2, tzinfo=UTC)
 
-    monkeypatch.setattr(records, "datetime", Still)
-    names = {records.new_file(tmp_path, "NVIDIA H200", "sweep").name for _ in range(99)}
+    monkeypatch.setattr(result_file, "datetime", Still)
+    names = {result_file.new(tmp_path, "NVIDIA H200", "sweep").name for _ in range(99)}
     assert len(names) == 99 and {"sweep_20260102T000000Z.jsonl", "sweep_20260102T000000Z-2.jsonl"} <= names
     with pytest.raises(FileExistsError, match="a hundred sweep files"):
-        records.new_file(tmp_path, "NVIDIA H200", "sweep")
+        result_file.new(tmp_path, "NVIDIA H200", "sweep")
 
 
 def test_parameters_need_to_know_of_tied_embeddings():

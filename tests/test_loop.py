@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records
-from harness.measure import box, session, telemetry, training
+from harness.measure import box, result_file, session, telemetry, training
 from harness.measure.settings import Settings
 
 
@@ -48,7 +48,7 @@ def make(tmp_path):
         )  # fmt: skip
         return training.Trainer(
             settings=settings, device="cpu", engine=Engine(losses), run=run, sampler=telemetry.Sampler(None),
-            vocab=1024, node_of_rank=["here"], out=records.Writer(settings.result_file),
+            vocab=1024, node_of_rank=["here"], out=result_file.Writer(settings.result_file),
         )  # fmt: skip
 
     yield make

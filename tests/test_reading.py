@@ -288,7 +288,7 @@ def _run(**change):
     base = records.Run(
         kind="sweep",
         run_id="a1",
-        started=records.now(),
+        started="2026-01-01T00:00:00Z",
         world_size=8,
         gpu=records.Gpu(device="cuda", name="NVIDIA H200", count=8, capability=(9, 0), peak_tflops=989),
         stack=records.Stack(python="3.12.9", torch="2.13.0+cu130", cuda="13.0"),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import records
-from harness.measure import box, sweep
+from harness.measure import box, result_file, sweep
 from harness.measure.failures import Cause
 from harness.measure.settings import SweepSettings, load
 from tests.conftest import environment
@@ -41,7 +41,7 @@ class Scripted(sweep.Sweep):
 
 def scripted(folder, fits, seqlens="8192 16384 32768 65536", flags=(), gib=lambda n: None, capacity=140.0):
     settings = load(SweepSettings, [f"--seqlens={seqlens}", *flags]).resolve(True)
-    s = Scripted(settings, "cuda", [], 8, records.new_file(folder, "x", "sweep"), "key")
+    s = Scripted(settings, "cuda", [], 8, result_file.new(folder, "x", "sweep"), "key")
     s.fits, s.gib, s.launches = fits, gib, []
     gpu = records.Gpu(device="cuda", name="x", count=8, memory_gib=capacity)
     s.run_record = records.Run(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import flops, records
-from harness.measure import box, failures, telemetry
+from harness.measure import box, failures, result_file, telemetry
 from harness.measure.launch import Launch, Tail, free_port, launcher_command, remove_shared_memory
 from harness.measure.settings import SweepSettings
 
@@ -60,11 +60,11 @@ class Sweep:
             self.outcomes[record.seq_len] = record
         reserve = self.file.with_suffix(".reserve")
         try:
-            with records.Writer(self.file) as out:
+            with result_file.Writer(self.file) as out:
                 out.write(record)
         except OSError:
             reserve.unlink(missing_ok=True)
-            with records.Writer(self.file) as out:
+            with result_file.Writer(self.file) as out:
                 out.write(record)
 
     # ---- launching ----------------------------------------------------------------------------------------------

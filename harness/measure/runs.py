@@ -15,7 +15,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from harness import records
-from harness.measure import stack
+from harness.measure import result_file, stack
 from harness.measure.settings import Settings
 
 
@@ -39,14 +39,14 @@ def run_record(kind: str, settings: BaseSettings, gpu: records.Gpu, backend: str
     plain = int | float | list | None
     chosen = {k: v if isinstance(v, plain) else stack.private(str(v)) for k, v in settings.model_dump().items()}
     return records.Run(
-        kind=kind, run_id=secrets.token_hex(6), started=records.now(), settings=chosen, gpu=gpu,
+        kind=kind, run_id=secrets.token_hex(6), started=result_file.now(), settings=chosen, gpu=gpu,
         argv=[Path(sys.argv[0]).name, *map(stack.private, sys.argv[1:])],
         stack=stack.collect(backend), environment=stack.environment(), git_commit=stack.git_commit(),
         **({"host": stack.host()} | more),
     )  # fmt: skip
 
 
-class Results(records.Writer):
+class Results(result_file.Writer):
     """A new file of the run's kind in the box's folder. What is kept is also printed, a JSON line each, and in `rows`.
 
     Its first line, and what is printed first, say what ran on what. `on_cpu`: what to say more without a GPU.
@@ -55,7 +55,7 @@ class Results(records.Writer):
 
     def __init__(self, run: records.Run, results: Path, show: Callable[[list], None], on_cpu: str = ""):
         gpu, on_gpu = run.gpu, run.gpu.device == "cuda"
-        super().__init__(records.new_file(results, gpu.name if on_gpu else "cpu", run.kind))
+        super().__init__(result_file.new(results, gpu.name if on_gpu else "cpu", run.kind))
         self.rows: list = []
         self.show = show
         self.write(run)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records
-from harness.measure import attention, box, failures, formats, memory, model, runs, stack, telemetry
+from harness.measure import attention, box, failures, formats, memory, model, result_file, runs, stack, telemetry
 from harness.measure.launch import remove_shared_memory
 from harness.measure.settings import Settings, fail_setting
 from harness.measure.training import Trainer
@@ -78,7 +78,7 @@ def run(settings: Settings, kind: str) -> Iterator[Trainer]:
         with contextlib.suppress(OSError):  # the disk may be what is full
             # On another node than rank 0's the file is not there, and standard error has to do.
             if settings.result_file and settings.result_file.exists():
-                with records.Writer(settings.result_file) as out:
+                with result_file.Writer(settings.result_file) as out:
                     out.write(rank_error(error, rank, trainer))
         if trainer and settings.mem_debug:
             trainer.dump_memory()
@@ -208,8 +208,8 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     )
     out = None
     if dist.get_rank() == 0:
-        path = settings.result_file or records.new_file(settings.results, gpu.name if device == "cuda" else "cpu", kind)
-        out = records.Writer(path)
+        path = settings.result_file or result_file.new(settings.results, gpu.name if device == "cuda" else "cpu", kind)
+        out = result_file.Writer(path)
         settings.result_file = path
         out.write(run)
     shared = [str(settings.result_file), run.run_id]

@@ -24,7 +24,7 @@ import tempfile
 from pathlib import Path
 
 from harness import flops, gpus, records
-from harness.measure import box, failures, formats, stack, telemetry
+from harness.measure import box, failures, formats, result_file, stack, telemetry
 from harness.measure.lengths import Sweep, console
 from harness.measure.settings import EMULATED, Settings, SweepSettings, fail_setting, load
 
@@ -115,19 +115,19 @@ def prepare(settings: SweepSettings) -> tuple[Sweep, list]:
     stack.use_venv_extensions()
     key = sweep_key(settings, visible, ranks)
     name = visible[0].name if visible else "cpu"
-    folder = settings.results / records.folder_name(name)
+    folder = result_file.folder(settings.results, name)
     for file in [] if settings.fresh else sorted(folder.glob("sweep_*.jsonl"), reverse=True):
         found, outcomes = earlier_outcomes(file)
         if found == key:
             return Sweep(settings, device, visible, ranks, file, key, outcomes), held
-    file = records.new_file(settings.results, name, "sweep")
+    file = result_file.new(settings.results, name, "sweep")
     sweep = Sweep(settings, device, visible, ranks, file, key)
     sweep.write(
         records.Plan(
             sweep_key=key,
             seq_lens=settings.seqlens,
             settings=settings.model_dump(mode="json", exclude={"results", "result_file", "hostfile"}),
-            started=records.now(),
+            started=result_file.now(),
         )
     )
     return sweep, held

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness import flops, records, stats
-from harness.measure import memory, telemetry
+from harness.measure import memory, result_file, telemetry
 from harness.measure.settings import Settings
 
 MAX_EXTRA_WARMUP = stats.MAX_STARTUP  # steps of warm-up beyond those asked for, while they drift
@@ -37,7 +37,7 @@ class Trainer:
     sampler: telemetry.Sampler
     vocab: int
     node_of_rank: list[str]
-    out: records.Writer | None
+    out: result_file.Writer | None
     seq_len: int | None = None  # the one being measured, for the error record
 
     @property
