@@ -20,8 +20,6 @@ comparing anything measured on it. Each row is also a JSON line in results/<gpu>
 exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wrong use or setting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

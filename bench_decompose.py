@@ -19,8 +19,6 @@ exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wron
 the trace.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path

@@ -20,8 +20,6 @@ The last two differ by 7/6 by convention alone. The ratio of two boxes is the sa
 exit codes: 0 done; 1 a measurement failed (the reason is the last line); 2 wrong use or setting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

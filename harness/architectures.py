@@ -6,8 +6,6 @@ type listed there is read, because only those were held against the real model; 
 as llama-like. Of a multimodal config the text part is read, and what that leaves out is named.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

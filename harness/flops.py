@@ -22,8 +22,6 @@ harness/architectures.toml has it, and tests/test_architectures.py holds each on
 left_out() names what of a model is not counted.
 """
 
-from __future__ import annotations
-
 import copy
 import tomllib
 from collections import Counter

@@ -10,8 +10,6 @@ another card than "NVIDIA H200", and a MIG slice is no whole GPU. Memory is what
 the name ("NVIDIA GH200 480GB" has 96 GB or 141 GB), and the capability has to fit.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math

@@ -16,11 +16,10 @@ T is measured with the profiler off. How the window's buckets become T's:
 - on a CPU, and in a trace without ProfilerStep marks, a bucket is its share of the window, times T.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
+import tomllib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -34,34 +33,8 @@ KINDS = (*COMPUTE, "communication", "copy")
 PRIORITY = (*KINDS, "host_optimizer")
 ANNOTATION = "annotation"  # a frame around other events; never counted
 
-# The first rule that matches decides. Names are as Kineto prints them (demangled or not), or PyTorch's CPU operators.
-RULES = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE | re.VERBOSE))
-    for kind, pattern in (
-        # nccl:all_reduce spans the ncclDevKernel that does the work: counting both would count it twice.
-        (ANNOTATION, r"^(nccl|gloo|mpi|ucc): | ^ProfilerStep | ^Torch-Compiled | ^\#\# | ^Optimizer\. | ^DataLoader"),
-        # NCCL's copy-engine collectives (2.28 on) are among these; their names do not tell.
-        ("copy", r"^mem(cpy|set)\b | ^__amd_rocclr_(copy|fill)"),
-        ("communication", r"""nccl\w*(kernel|symk) | ^c10d:: | ^record_param_comms | nvshmem | deep_ep
-                              | (one|two)_?shot_all | multimem_all | cross_device_reduce
-                              | trtllm\w*_all_?(reduce|toall) | all_?reduce_fusion | moe_?all_?to_?all"""),
-        ("optimizer", r"multi_?tensor | adam(w|u|f|\b|_) | _foreach_"),
-        # Names built from the operators or types beside them: they may say attention, gemm or cutlass and be neither.
-        ("other", r"^triton_(poi|red|per|for|spl)_ | at::native | fbgemm_gpu | split_embedding"),
-        # flashinfer is a library of norms and samplers too; its attention is named for what it does.
-        ("attention", r"""flash(?!infer) | flashinfer.*(prefill|decode|attention|mla) | (prefill|decode)with\w*kvcache
-                          | fmha | sdpa | scaled_?dot_?product | flex_(attention|decoding) | (\b|_)attn(_|\b)
-                          | attention"""),
-        # CuTe-DSL names begin with kernel_cutlass_ whatever they compute, and cutlass::bfloat16_t is only a type.
-        ("matmul", r"""gemm | gemv | nvjet | matmul | cublas | (?<!kernel_)cutlass(?!::(bfloat|half|float|tfloat))
-                       | split_?k | xmma | ^cijk_ | ^triton_(tem|mm|bmm) | \bbmm_ | (scaled|grouped)_mm | scudnn
-                       | winograd | [dw]grad_ | ^aten::(mm|bmm|addmm|baddbmm)\b"""),
-        ("other", r"""\bcub:: | thrust:: | cudnn | ^aten:: | autograd:: | embedding | triton | norm | rope | rotary
-                      | swiglu | geglu | silu | gelu | liger | element_?(mul|wise) | softmax | cross_entropy
-                      | Backward\d | ^fft | bounds_check | ^detach
-                      | quantize | to_mxfp8 | hadamard | ^_ToFloat8 | ^PythonSubclass"""),
-    )
-)  # fmt: skip
+_RULES = tomllib.loads(Path(__file__).with_name("kernels.toml").read_text(encoding="utf-8"))["rules"]
+RULES = [(kind, re.compile(pattern, re.IGNORECASE | re.VERBOSE)) for kind, pattern in _RULES]
 
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}  # Kineto categories of GPU work, new and old
 HOST_OPTIMIZER = re.compile(r"Optimizer\.step#\w*CPU")  # DeepSpeedCPUAdam: the GPU waits for it
@@ -192,7 +165,7 @@ class Split:
         Without that number attention may be missing: not every model has it.
         """
         longest = "; ".join(f"{name[:70]} ({ns / 1e6:.3f} ms)" for name, ns in self.longest[:3])
-        what = f"of {self.counts.total()} events; a name missing in RULES? Longest: {longest}"
+        what = f"of {self.counts.total()} events; a name missing in kernels.toml? Longest: {longest}"
         kinds = ["attention"] * bool(min_attention) + ["matmul"] + ["communication"] * ((world_size or 1) > 1)
         for kind in kinds:
             if not self.counts[kind]:

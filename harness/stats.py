@@ -11,8 +11,6 @@ differs, and knows nothing of three or four steps. `python tests/bench_intervals
 Steps are taken as independent; drift is for the caller to find. No torch here; the only cost is one scipy function.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.failure_kinds import FailureKind
 from harness.measure.failures import ADVICE, RULES, classify, hang
-from harness.records import FailureKind, RankError
+from harness.records import RankError
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ Three steps, each of which raises `AttentionUnavailable` rather than go on with 
 backward, through the function Hugging Face's models use. `check_model` looks at the model once it is built.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -3,8 +3,6 @@
 The one place that tells a GPU from a CPU. Without a GPU everything runs on DeepSpeed's CPU accelerator.
 """
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

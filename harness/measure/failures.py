@@ -4,14 +4,17 @@ One ordered table. Among everything that was said the earliest rule wins, and un
 one rank's out-of-memory makes the others fail in a collective, and only the first is the cause.
 """
 
-from __future__ import annotations
-
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from harness.records import GPU_OOM, FailureKind, RankError
+from harness.failure_kinds import GPU_OOM, FailureKind
+from harness.records import RankError
 
+_DATA = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+ADVICE: dict[str, str] = _DATA["advice"]
 # Kinds that mean "does not fit", on a GPU and on a machine without one.
 OUT_OF_MEMORY = {"cuda": {"gpu_oom"}, "cpu": {"host_oom"}}
 
@@ -21,40 +24,11 @@ _UNHINTED = r"^(?:(?!(?i:\b(?:if|when|hints?|tips?|avoids?|try|helps?|against|pr
 _PINNED = r"(?:pin_memory|pinned (?:host )?memory|(?:cuda|hip)Host(?:M?[Aa]lloc|Register)|cudaMallocHost|bytes on host)"
 _NO_ROOM = r"(?:out of memory|invalid argument|[Cc]ould not allocate|[Ff]ailed to alloc|ErrorMemoryAllocation)"
 
-# `crashed` stands for an error a rank wrote that no rule names; what comes after it is weaker evidence.
+# These two are put together from parts; the others are data.
 RULES: list[tuple[FailureKind, str]] = [
     ("host_oom", rf"{_UNHINTED}(?:{_PINNED}.*{_NO_ROOM}|{_NO_ROOM}.*{_PINNED})"),
     ("gpu_oom", rf"{_UNHINTED}{GPU_OOM}"),
-    ("host_oom", r"DefaultCPUAllocator: can't allocate memory|DefaultCPUAllocator: not enough memory"),
-    ("host_oom", r"^(MemoryError|OSError: \[Errno 12\])|_ArrayMemoryError: |std::bad_alloc|Cannot allocate memory"),
-    ("kernel_limit", r"an illegal memory access|(cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"),
-    (
-        "kernel_limit",
-        r"Memory access fault by GPU|32.?[Bb]it ?[Ii]ndex ?[Mm]ath|integer out of range|less than 2147483647",
-    ),
-    ("kernel_limit", r"Triton Error \[\w+\]: +(Code: 1, Mess?s?age: )?invalid argument|invalid configuration argument"),
-    ("host_oom", r"Caught \w+ in pin memory thread"),
-    ("shm_too_small", r"(posix_fallocate|/dev/shm|shm_open|shared memory).*No space left on device"),
-    ("shm_too_small", r"NCCL WARN .*No space left on device"),
-    ("disk_full", r"No space left on device|only half a record could be written"),
-    ("abi_mismatch", r"undefined symbol: \S+|was built for another torch"),
-    ("toolkit_missing", r"MissingCUDAException|CUDA_HOME does not exist|CUDA_HOME environment variable is not set"),
-    ("toolkit_missing", r"CUDAMismatchException|Installed CUDA version .*unable to compile|No such file.*\bnvcc\b"),
-    ("op_build_failed", r"Error building extension|Unable to JIT load|ninja: build stopped|Ninja is required"),
-    ("port_in_use", r"(Error|error).*(EADDRINUSE|[Aa]ddress already in use)"),
-    ("wrong_setting", r"^wrong setting: |error: unrecognized arguments"),
-    ("killed_sig9", r"exits with return code = -9|exitcode\s*:\s*-9\b|\bKilled\b(?!\w)(?=\s|$)"),
-    ("killed_sig9", r"is killed by signal: Killed|oom_kill event|killed by the cgroup out-of-memory handler"),
-    ("bus_error", r"Bus error|exits with return code = -7|exitcode\s*:\s*-7\b"),
-    ("crashed", r"(?!)"),
-    (
-        "timeout",
-        r"[Ww]atchdog caught collective operation timeout|Timed out waiting \d+ms|milliseconds before timing out",
-    ),
-    ("timeout", r"watchdog hang|collective timeout|[Hh]eartbeat monitor timed out|[Tt]imed out after \d+ ?s(ec|\b)"),
-    ("port_in_use", r"failed to bind to .*(errno: 98|[Aa]ddress already in use)"),
-    ("nccl_error", r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|NCCL WARN|NCCL error"),
-    ("crashed", r"OutOfMemoryError: "),  # of an impossible size: a consequence, if anything else is named
+    *map(tuple, _DATA["rules"]),
 ]
 _COMPILED = [(kind, re.compile(pattern)) for kind, pattern in RULES]
 
@@ -67,29 +41,6 @@ _RANK = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:?\s*")
 _ERROR_LINE = re.compile(
     r"^(\w+\.)*\w*(Error|Exception|Exit|Interrupt)\b(:|$)|^\w*error:|terminate called|Segmentation fault"
 )
-
-ADVICE: dict[str, str] = {
-    "gpu_oom": "does not fit on this GPU with this recipe",
-    "kernel_limit": "a kernel's 32-bit offsets end at 2^31 elements: not memory; another ATTN or USE_LIGER may go on",
-    "host_oom": "the machine's memory (or its limit) is too small for this length and recipe",
-    "killed_sig9": "most likely RAM or the container limit ran out (dmesg says); OFFLOAD_OPTIMIZER needs it",
-    "timeout": "raise TIMEOUT (steps) or START_TIMEOUT if they really take that long",
-    "hang_at_op_build": "a build lock was left behind: run ./install.sh, which removes it",
-    "op_build_failed": "run ./install.sh, which builds the op once and shows the compiler's first error",
-    "abi_mismatch": "the package was built for another torch: run ./install.sh",
-    "attn_unavailable": "run ./install.sh, or choose with ATTN",
-    "attn_mismatch": "not what was asked for was about to run: run ./install.sh, or choose with ATTN",
-    "shm_too_small": "give the container more shared memory, e.g. --shm-size=16g",
-    "disk_full": "free space and run again: it continues",
-    "nccl_error": "run again with NCCL_DEBUG=WARN to see the cause",
-    "port_in_use": "another job holds the port",
-    "bus_error": "often /dev/shm: give the container more, e.g. --shm-size=16g",
-    "toolkit_missing": "install the CUDA toolkit of torch's version and set CUDA_HOME, or DS_SKIP_CUDA_CHECK=1",
-    "mixed_gpus": "choose equal GPUs with CUDA_VISIBLE_DEVICES",
-    "launcher_died": "the launcher was killed; its ranks were ended",
-    "model_unavailable": "see MODEL and WEIGHTS in docs/settings.md",
-    "interrupted": "run again: it continues",
-}
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ are the same objects before and after, so ZeRO, the optimizer and its master cop
 converted when it is built, sharded or not, and before deepspeed.initialize hooks its modules.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable

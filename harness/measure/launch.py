@@ -4,8 +4,6 @@ Every rank stays in the launcher's process group. A guard in that group kills it
 it went: the guard reads a pipe of which we hold the other end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

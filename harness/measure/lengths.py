@@ -1,7 +1,5 @@
 """How a sweep goes through its lengths: launches, retries, what is recorded of each, and the search for the longest."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -3,8 +3,6 @@
 Shapes are (m, n, k) for a product of (m, k) and (k, n). Operands are random; a rate is 2 * m * n * k FLOPs over time.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

@@ -3,8 +3,6 @@
 On a CPU "memory" is the resident set of the process, whose peak Linux keeps and lets us reset.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -4,8 +4,6 @@ Under ZeRO-3 it is built inside deepspeed.zero.Init, so that no rank ever holds 
 checkpoint files are mapped, and only rank 0 reads them, so host memory does not grow with the ranks.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 The host's operators are recorded too: their ProfilerStep marks bound the steps, and without a GPU they are the work.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import tempfile

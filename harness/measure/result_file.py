@@ -6,8 +6,6 @@ disk loses no more than the record it was at.
         out.write(records.Step(run_id=..., seq_len=8192, ...))
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A measuring script around its measurements: settings, the run record, the result file, and how an error ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -4,8 +4,6 @@ with session.run(settings, "sweep") as trainer:
     trainer.measure(seq_len=8192)
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ A flag wins over the environment. A wrong value stops before anything is loaded,
 that names the setting, the value and what is allowed. What a recipe decides is None until `load` has resolved it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m harness.measure.stack        prints the versions
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import platform

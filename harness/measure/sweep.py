@@ -12,8 +12,6 @@ exit codes: 0 every length was measured or is out of memory; 1 a measurement fai
 2 wrong use or setting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ Each rank watches its own GPU with one light thread; nothing is read inside the 
 itself. What NVML does not tell (an old driver, a virtual GPU, no GPU) is None.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from functools import reduce

@@ -4,8 +4,6 @@ do_bench uses device events, empties the L2 before each iteration and drops the 
 the cache is emptied nor are there events. The data are the caller's, and random: zeros and ones run faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A step is GRAD_ACCUM times forward and backward, then the optimizer. Its time is
 the slowest rank's. The batch is made and copied before; what is gathered and written comes after.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time

@@ -6,8 +6,6 @@
 Exit codes: 0 done; 1 a build or a check failed (the reason is the last line); 2 wrong use.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import glob

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from pydantic_core import from_json  # three times as fast as json.loads, and the same objects
 
-from harness import records
+from harness import failure_kinds
 
 LINE_LIMIT = 1 << 22  # bytes; a longer line is cut there, so that a file without line ends needs no memory
 LARGEST = sys.float_info.max
 TRIES = 10_000  # places of one line to look for an object at: nested braces could take for ever
 
 FLUSHED = re.compile(r"allocator cache flush")
-OOM = re.compile(records.GPU_OOM)
+OOM = re.compile(failure_kinds.GPU_OOM)
 ERROR = re.compile(r"\b\w*Error\b: .*|exits with return code = -?[1-9].*|\bKilled\b.*|\bBus error\b.*|\bERROR\b.*")
 
 _DECODER = json.JSONDecoder()
