@@ -38,13 +38,14 @@ from rich.table import Table
 
 from harness import flops, gpus, records
 from harness.measure import box, matmul, runs
-from harness.measure.settings import fail_setting, load
+from harness.measure.failures import first_line
+from harness.measure.settings import Common, fail_setting, load
 from harness.measure.timing import back_to_back_ms, iterations_ms, summarise
 
 UNHEALTHY = 0.6
 
 
-class CeilingSettings(runs.BenchSettings):
+class CeilingSettings(Common):
     by_device: ClassVar = {"budget_s": (60, 2), "model": ("llama-3.1-8b", "tiny"), "seq_len": (8192, 256),
                            "message_mib": (1024, 8)}  # fmt: skip
 
@@ -55,11 +56,12 @@ class CeilingSettings(runs.BenchSettings):
     memory_mib: float | None = Field(None, gt=0, description="array; None: 8 L2 and at least 1024, without a GPU 64")
     message_mib: float | None = Field(None, gt=0, description="largest message; None: 1024, without a GPU 8")
 
-    def resolve(self, has_gpu: bool) -> None:
+    def resolve(self, has_gpu: bool):
         super().resolve(has_gpu)
         if self.memory_mib is None:
             l2_mib = torch.cuda.get_device_properties(0).L2_cache_size / 2**20 if has_gpu else 0
             self.memory_mib = max(1024, 8 * l2_mib) if has_gpu else 64
+        return self
 
 
 class Team:
@@ -96,8 +98,7 @@ class Team:
         try:
             value = measure(self.mine[0]) if self.rank == 0 else None
         except (matmul.CannotRun, torch.OutOfMemoryError) as reason:
-            value = str(reason).splitlines()[0]
-            value = value if isinstance(reason, matmul.CannotRun) else f"kernel: {value}"
+            value = "kernel: " * isinstance(reason, torch.OutOfMemoryError) + first_line(reason)
         return self.share(value)[0]
 
 

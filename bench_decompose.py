@@ -22,7 +22,7 @@ the trace.
 import statistics
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from rich.console import Console
@@ -33,15 +33,13 @@ from harness.measure.settings import Settings, fail_setting, load
 
 
 class DecomposeSettings(Settings):
+    by_device: ClassVar = Settings.by_device | {"seq_len": (8192, 256)}
+
     recipe: Literal["long-context", "short-context"] = Field("short-context", description="see benchmark.py")
     profile_steps: int = Field(2, ge=1, description="steps in the profiled window")
     trace: list[Path] | None = Field(None, description="analyse this saved trace instead; one per rank")
     step_ms: float | None = Field(None, gt=0, description="the step time to split, for --trace")
     save_trace: Path | None = Field(None, description="keep each rank's trace in this folder")
-
-    def resolve(self, has_gpu: bool):
-        self.seq_len = self.seq_len or (8192 if has_gpu else 256)
-        return super().resolve(has_gpu)
 
 
 def combine(splits: list[kernels.Split], step_ms: float, **known) -> records.Decomposition:

@@ -25,20 +25,20 @@ import importlib
 import sys
 import time
 from types import SimpleNamespace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
-from pydantic_settings import NoDecode
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from harness import records
 from harness.measure import attention, box, runs, telemetry
-from harness.measure.model import hf_config
-from harness.measure.settings import CPU_SEQLENS, Settings, load
+from harness.measure.failures import first_line
+from harness.measure.model import attention_shape, hf_config
+from harness.measure.settings import CPU_SEQLENS, Common, Lengths, load
 from harness.measure.timing import iterations_ms, kernels_ms, summarise
 
 ROUNDS = 3  # each kernel is timed so often, in turn with the others
@@ -46,12 +46,10 @@ KERNEL_COUNT, MODEL_COUNT = 3.5, 3  # FLOPs of forward and backward, in forwards
 HOST_BOUND = 1.10  # a call that takes longer than this many times its kernels was timed with the host's launches
 
 
-class AttentionSettings(runs.BenchSettings):
+class AttentionSettings(Common):
     by_device: ClassVar = {"seqlens": ([2**n for n in range(10, 16)], CPU_SEQLENS), "sustained_s": (30.0, 0.0)}
 
-    seqlens: Annotated[list[int], NoDecode] | None = Field(
-        None, description="lengths; None: 1024 to 32768 by doubling, without a GPU 256 512 1024"
-    )
+    seqlens: Lengths = Field(None, description="lengths; None: 1024 to 32768 by doubling, without a GPU 256 512 1024")
     attn: Literal["auto", "all", "fa4", "fa3", "fa2", "sdpa"] = Field("auto", description="kernel; all compares them")
     model: str | None = Field(None, description="take heads and head_dim from this shape, folder or hub id")
     batch_size: int = Field(1, ge=1, description="sequences")
@@ -61,17 +59,13 @@ class AttentionSettings(runs.BenchSettings):
     burst_ms: float = Field(600, gt=0, description="time per measured quantity, ms")
     sustained_s: float | None = Field(None, ge=0, description="seconds of sustained load; None: 30, without a GPU 0")
 
-    _split = field_validator("seqlens", mode="before")(lambda value: Settings._split_lengths(value))
-
-    def resolve(self, has_gpu: bool) -> None:
+    def resolve(self, has_gpu: bool):
         """Defaults that depend on the device, and the model's shape. Raises ModelUnavailable."""
         super().resolve(has_gpu)
         if self.model:
             config, _ = hf_config(SimpleNamespace(model=self.model, weights="random", num_layers=None))
-            text = config.get_text_config()
-            self.heads = text.num_attention_heads
-            self.kv_heads = getattr(text, "num_key_value_heads", None) or self.heads
-            self.head_dim = getattr(text, "head_dim", None) or text.hidden_size // self.heads
+            self.heads, self.kv_heads, self.head_dim = attention_shape(config)
+        return self
 
     @property
     def shape(self) -> dict[str, int]:
@@ -209,7 +203,7 @@ def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -
                 attend = kernel(label, facts["capability"])
                 errors[label], ready[label] = check(attend, s, device), attend
             except Exception as error:  # a package may fail in any way at its first call
-                failed.append(f"{label}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+                failed.append(f"{label}: {first_line(error)}")
                 keep(label, s.seqlens[0], error=failed[-1])
         failed = [] if ready else failed  # with --attn all some are expected to be missing
         for seqlen in s.seqlens if ready else ():
@@ -217,7 +211,7 @@ def run_all(s: AttentionSettings, chosen: list[str], device: str, facts: dict) -
                 for label, mode, state, found in measure(ready, s, seqlen, device, sampler):
                     keep(label, seqlen, mode=mode, gpu_state=state, max_error=errors[label], **found)
             except torch.OutOfMemoryError as error:
-                failed.append(f"seqlen {seqlen}: {str(error).splitlines()[0]}")
+                failed.append(f"seqlen {seqlen}: {first_line(error)}")
                 keep(",".join(ready), seqlen, error=failed[-1])
     if failed:
         sys.exit(f"error: {failed[-1]}")

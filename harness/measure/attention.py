@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from harness import kernels
+from harness.measure.failures import named_line
 
 # The settings' words -> transformers' names.
 BACKENDS = {
@@ -156,7 +157,7 @@ def require(backend: str, capability: tuple[int, int] | None) -> None:
         module = importlib.import_module(package.module)
         _ = module.flash_attn_func, module.flash_attn_varlen_func
     except Exception as error:  # a foreign tree raises AttributeError, a wrong build ImportError or OSError
-        line, kind = _one_line(error), "attn_unavailable"
+        line, kind = named_line(error), "attn_unavailable"
         if "undefined symbol" in line:
             kind, line = "abi_mismatch", f"built for another torch than {torch.__version__}, {line}"
         elif isinstance(error, ModuleNotFoundError) and importlib.util.find_spec("flash_attn_3"):
@@ -168,10 +169,6 @@ def require(backend: str, capability: tuple[int, int] | None) -> None:
     if not getattr(utils, f"is_flash_attn_{backend[-1]}_available")():
         why = "torch sees no GPU" if not torch.cuda.is_available() else f"{name} does not own {package.module}"
         raise AttentionUnavailable(f"{name} {found} imports, but transformers does not take it: {why}")
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
 
 
 def version(distribution: str) -> str | None:
@@ -209,7 +206,7 @@ def probe(backend: str, device, heads: int = 32, kv_heads: int = 8, head_dim: in
         what = f"fails at its first call on {arch}"
         if backend == "fa4" and isinstance(error, AssertionError):  # early betas knew sm_100 and not sm_103
             what = f"is too old for {arch}: run {package.install}"
-        raise AttentionUnavailable(f"{name} {what} [{_one_line(error)}]") from error
+        raise AttentionUnavailable(f"{name} {what} [{named_line(error)}]") from error
     if not function.startswith(package.module if package else "torch"):
         raise AttentionUnavailable(f"{backend} was asked for, {function} was called", "attn_mismatch")
     if package and seen and device.type == "cuda" and all(map(SDPA_KERNELS.search, seen)):

@@ -67,6 +67,16 @@ def _rule(line: str, frame: str = "") -> int | None:
     return next((i for i, (_, pattern) in enumerate(_COMPILED) if pattern.search(line)), None)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of what an error says; its type's name when it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def named_line(error: Exception) -> str:
+    """The same behind the type's name, as a traceback ends."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def is_echo(error: str) -> bool:
     """Whether an error only says that another rank is gone."""
     return bool(_ECHO.search(error))

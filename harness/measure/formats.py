@@ -19,6 +19,7 @@ from torch import nn
 
 from harness import records
 from harness.measure import attention
+from harness.measure.failures import first_line
 from harness.measure.settings import Settings
 
 FP8_MATMUL = (8, 9)  # compute capability from which torch's scaled matmul takes fp8; under it torchao emulates
@@ -79,8 +80,9 @@ def converter(dtype: str, capability: tuple[int, int] | None) -> Callable | None
             raise ImportError("its mxfp8 kernel did not load, which is built for CUDA 13")
         return partial(swap_linear_layers, from_float_func=partial(around, layer=layer))
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FormatUnavailable(f"DTYPE={dtype}: torchao {attention.version('torchao')} here: {first}") from error
+        raise FormatUnavailable(
+            f"DTYPE={dtype}: torchao {attention.version('torchao')} here: {first_line(error)}"
+        ) from error
 
 
 def around(linear: nn.Linear, layer: Callable) -> nn.Linear:

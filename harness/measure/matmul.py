@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from harness import gpus
 from harness.measure import memory
+from harness.measure.failures import first_line
 from harness.measure.timing import Times, iterations_ms, summarise
 
 Shape = tuple[int, int, int]
@@ -77,7 +78,7 @@ def timed(make: Callable, what: str, shape: Shape, seed: int, budget_ms: float, 
     except RuntimeError as error:
         if "CUBLAS_STATUS" not in str(error):
             raise
-        raise CannotRun(f"kernel: {str(error).splitlines()[0]}") from error
+        raise CannotRun(f"kernel: {first_line(error)}") from error
 
 
 def search(fmt: str, gpu: gpus.Gpu | None, budget_s: float, seed: int, device: str) -> Shape:
@@ -91,7 +92,7 @@ def search(fmt: str, gpu: gpus.Gpu | None, budget_s: float, seed: int, device: s
     except CannotRun:
         raise
     except (RuntimeError, ValueError, TypeError) as error:
-        raise CannotRun(f"kernel: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+        raise CannotRun(f"kernel: {first_line(error)}") from error
 
     def rate(shape: Shape, budget_ms: float) -> float:
         return tflops(shape, timed(operands, fmt, shape, seed, budget_ms, device).median)

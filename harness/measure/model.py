@@ -12,6 +12,7 @@ import torch
 
 from harness import flops, records
 from harness.measure import attention
+from harness.measure.failures import first_line
 from harness.measure.settings import Settings
 
 
@@ -57,8 +58,7 @@ def hf_config(settings: Settings):
             if settings.weights == "random" or (settings.weights == "auto" and not has_weights(source)):
                 source = None
     except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelUnavailable(f"MODEL={settings.model}: {first}") from error
+        raise ModelUnavailable(f"MODEL={settings.model}: {first_line(error)}") from error
     text = config.get_text_config()
     if settings.num_layers:
         if settings.num_layers > text.num_hidden_layers:
@@ -68,6 +68,14 @@ def hf_config(settings: Settings):
             text.layer_types = text.layer_types[: settings.num_layers]
     text.use_cache = False  # a cache in training costs copies, and makes sdpa lose the document mask
     return config, source
+
+
+def attention_shape(config) -> tuple[int, int, int]:
+    """(query heads, key and value heads, width of a head) of a transformers config."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return heads, kv_heads, getattr(text, "head_dim", None) or text.hidden_size // heads
 
 
 def cached_weights(hub_id: str | None) -> str | None:
@@ -134,7 +142,7 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
             with torch.device(device):
                 model = auto.from_config(config, **options)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelUnavailable(f"MODEL={settings.model}: {str(error).strip().splitlines()[0]}") from error
+        raise ModelUnavailable(f"MODEL={settings.model}: {first_line(error)}") from error
     del keep_alive
     model.train()
     mismatch = attention.check_model(model, backend)

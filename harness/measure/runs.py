@@ -7,32 +7,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
-
-from pydantic import Field
-from pydantic_settings import BaseSettings
 
 from harness import records
 from harness.measure import result_file, stack
-from harness.measure.settings import Settings
+from harness.measure.settings import Common
 
 
-class BenchSettings(BaseSettings):
-    """What the scripts that measure single operations, not training steps, all ask for."""
-
-    model_config = Settings.model_config
-    by_device: ClassVar[dict[str, tuple]] = {}  # a setting's default with a GPU and without, for one that is None
-
-    seed: int = Field(0, ge=0, description="of what is random")
-    results: Path = Field(Path("results"), description="folder of the result folders")
-
-    def resolve(self, has_gpu: bool) -> None:
-        for name, (with_gpu, without) in self.by_device.items():
-            if getattr(self, name) is None:
-                setattr(self, name, with_gpu if has_gpu else without)
-
-
-def run_record(kind: str, settings: BaseSettings, gpu: records.Gpu, backend: str | None = None, **more) -> records.Run:
+def run_record(kind: str, settings: Common, gpu: records.Gpu, backend: str | None = None, **more) -> records.Run:
     """`backend`: the attention used, None where it plays no part. `more`: further fields of records.Run."""
     plain = int | float | list | None
     chosen = {k: v if isinstance(v, plain) else stack.private(str(v)) for k, v in settings.model_dump().items()}

@@ -90,13 +90,12 @@ def run(settings: Settings, kind: str) -> Iterator[Trainer]:
 
 
 def rank_error(error: Exception, rank: int, trainer: Trainer | None) -> records.RankError:
-    first = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
     return records.RankError(
         run_id=trainer.run.run_id if trainer else None,
         seq_len=trainer.seq_len if trainer else None,
         rank=rank,
         kind=getattr(error, "kind", None),
-        error=stack.private(first),
+        error=stack.private(failures.named_line(error)),
         traceback=stack.private("".join(traceback.format_exception(error)[-8:])),
     )
 
@@ -161,15 +160,8 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         built.notes.append(
             f"{fmt.name} without COMPILE=1: its casts are kernels of their own and may cost what it saves"
         )
-    text = built.config.get("text_config") or built.config
-    heads = text.get("num_attention_heads") or text.get("n_head")
-    probe = attention.probe(
-        backend,
-        f"cuda:{local_rank}" if device == "cuda" else "cpu",
-        heads,
-        text.get("num_key_value_heads") or heads,
-        text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd")) // heads,
-    )
+    where = f"cuda:{local_rank}" if device == "cuda" else "cpu"
+    probe = attention.probe(backend, where, *model.attention_shape(built.model.config))
     engine, optimizer, *_ = deepspeed.initialize(
         model=built.model,
         model_parameters=built.model.parameters(),
@@ -216,5 +208,5 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     return Trainer(
         settings=settings, device=device, engine=engine, run=run, out=out,
         sampler=telemetry.Sampler(facts["uuid"]),
-        vocab=text["vocab_size"], node_of_rank=nodes,
+        vocab=built.model.config.get_text_config().vocab_size, node_of_rank=nodes,
     )  # fmt: skip

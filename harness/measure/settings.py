@@ -7,9 +7,9 @@ that names the setting, the value and what is allowed. What a recipe decides is 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 GUIDE_SEQLENS = [8192, 32768, 65536, 131072, 196608, 262144]
@@ -25,15 +25,48 @@ RECIPES = {
 EMULATED = "DTYPE={} is emulated: the loss holds, the time says nothing of the format."
 
 
-class Settings(BaseSettings):
-    """Settings of one benchmark launch."""
+def split_lengths(value) -> list[int] | None:
+    """A flag's or a variable's words -> lengths, ascending, each once."""
+    if value is None:
+        return None
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)  # a flag comes as a list
+    words = words.replace(",", " ").split()
+    if words == ["guide"]:
+        return GUIDE_SEQLENS
+    if not words or not all(w.isdecimal() and int(w) > 1 for w in words):
+        raise ValueError('allowed: lengths of 2 or more such as "8192 32768", or "guide"')
+    return sorted({int(w) for w in words})
+
+
+Lengths = Annotated[list[int] | None, NoDecode, BeforeValidator(split_lengths)]
+
+
+class Common(BaseSettings):
+    """What every measuring script asks for."""
 
     model_config = SettingsConfigDict(
         env_ignore_empty=True, cli_kebab_case=True, cli_avoid_json=True, cli_hide_none_type=True, extra="ignore"
     )
+    by_device: ClassVar[dict[str, tuple]] = {}  # a setting's default with a GPU and without, for one that is None
+
+    seed: int = Field(0, ge=0, description="of what is random")
+    results: Path = Field(Path("results"), description="folder of the result folders")
+
+    def resolve(self, has_gpu: bool):
+        """Fill in what depends on there being a GPU, and return self."""
+        for name, (with_gpu, without) in self.by_device.items():
+            if getattr(self, name) is None:
+                setattr(self, name, with_gpu if has_gpu else without)
+        return self
+
+
+class Settings(Common):
+    """Settings of one benchmark launch."""
+
+    by_device: ClassVar = {"model": ("llama-3.1-8b", "tiny"), "seq_len": (196608, 512)}
 
     seq_len: int | None = Field(None, gt=1, description="tokens per sequence; None: 196608, without a GPU 512")
-    seqlens: Annotated[list[int], NoDecode] | None = Field(
+    seqlens: Lengths = Field(
         None, description='several lengths in one launch, ascending: "8192 32768", or "guide" for the guide\'s six'
     )
     steps: int = Field(10, ge=1, description="timed steps per length")
@@ -67,23 +100,8 @@ class Settings(BaseSettings):
     peak_tflops: float | None = Field(None, gt=0, description="dense peak per GPU, in DTYPE, if it is not in the table")
     deterministic: bool = Field(False, description="deterministic algorithms; slower, recorded")
     mem_debug: bool = Field(False, description="memory probes per stage and a snapshot on rank 0, also at an OOM")
-    seed: int = Field(0, ge=0, description="of the random weights and tokens")
-    results: Path = Field(Path("results"), description="folder of the result folders")
     result_file: Path | None = Field(None, description="append to this file; run_sweep.sh sets it")
     sweep_key: str | None = Field(None, description="set by run_sweep.sh: which sweep this launch belongs to")
-
-    @field_validator("seqlens", mode="before")
-    @classmethod
-    def _split_lengths(cls, value):
-        if value is None:
-            return None
-        words = " ".join(map(str, value)) if isinstance(value, list) else str(value)  # a flag comes as a list
-        words = words.replace(",", " ").split()
-        if words == ["guide"]:
-            return GUIDE_SEQLENS
-        if not words or not all(w.isdecimal() and int(w) > 1 for w in words):
-            raise ValueError('allowed: lengths of 2 or more such as "8192 32768", or "guide"')
-        return sorted({int(w) for w in words})
 
     @model_validator(mode="after")
     def _combinations(self):
@@ -108,12 +126,6 @@ class Settings(BaseSettings):
     def lengths(self) -> list[int]:
         """Ascending. `resolve` has filled in seq_len by then."""
         return self.seqlens or [self.seq_len]
-
-    def resolve(self, has_gpu: bool):
-        """Fill in what depends on there being a GPU, and return self."""
-        self.model = self.model or ("llama-3.1-8b" if has_gpu else "tiny")
-        self.seq_len = self.seq_len or (196608 if has_gpu else 512)
-        return self
 
 
 class SweepSettings(Settings):
@@ -153,7 +165,7 @@ def fail_setting(message: str):
     sys.exit(2)
 
 
-def load(cls: type[Settings] = Settings, argv: list[str] | None = None, description: str | None = None) -> Settings:
+def load(cls: type[Common] = Settings, argv: list[str] | None = None, description: str | None = None) -> Common:
     """Settings from the command line and the environment; exits 2 on a wrong one.
 
     DETERMINISTIC=1 also sets the variables that cuBLAS and FlashAttention want: call it before torch is imported.

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from harness.measure import attention, stack
+from harness.measure.failures import named_line
 
 
 def build_ops() -> None:
@@ -95,8 +96,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             verify(options.attn, options.gpu)
     except Exception as error:  # an import of a broken stack raises anything
-        lines = str(error).strip().splitlines() or ["no message"]
-        print(f"error: {type(error).__name__}: {lines[0]}", file=sys.stderr)
+        print(f"error: {named_line(error)}", file=sys.stderr)
         return 1
     return 0
 
