@@ -17,44 +17,32 @@ from collections import Counter
 
 from harness.measure.settings import EMULATED, Settings, load
 
+SHOWN = ("gpu", "stack", "attention", "model", "recipe", "format")  # parts of the run record
+HIDDEN = {"uuids", "config", "left_out", "kept"}  # too long for a line, or said below
+
 
 def header(trainer) -> str:
     """What runs here, for a person; the run record has all of it."""
     run, s = trainer.run, trainer.settings
-    g, st, r, a = run.gpu, run.stack, run.recipe, run.attention
     first = []
-    if g.device == "cpu":
-        first.append(
-            f"These figures describe this CPU ({g.name}) and the model {run.model.name}. They say nothing of any GPU."
-        )
+    if run.gpu.device == "cpu":
+        figures = f"These figures describe this CPU ({run.gpu.name}) and the model {run.model.name}."
+        first += [figures, "They say nothing of any GPU."]
     if run.format and run.format.emulated:
         first.append(EMULATED.format(run.dtype))
-    lines = [f"# {' '.join(first)}"] if first else []
-    peak = f"{g.peak_tflops:g} TFLOPS ({g.peak_source})" if g.peak_tflops else f"none, so no MFU: {g.peak_source}"
-    capability = f", capability {g.capability[0]}.{g.capability[1]}" if g.capability else ""
-    lines += [
-        f"# gpu: {run.world_size} x {g.name}{capability}, {g.memory_gib:.0f} GiB; peak: {peak}",
-        f"# stack: python {st.python}, torch {st.torch}, CUDA {st.cuda}, transformers {st.transformers}, "
-        f"deepspeed {st.deepspeed}, liger-kernel {st.liger_kernel}, {st.attention_package or 'no attention package'}",
-        f"# attention: {a.backend} ({a.requested} asked), {a.function}, kernels {', '.join(a.kernels) or 'unseen'}",
-        f"# model: {run.model.name}, {run.model.num_layers} layers, {run.model.parameters / 1e6:,.1f} M parameters, "
-        f"{run.model.weights} weights",
-        f"# recipe: {r.name}: ZeRO-{r.zero_stage}, checkpointing {'on' if r.grad_checkpoint else 'off'}, "
-        f"optimizer {r.optimizer}{' on the CPU' if r.offload_optimizer else ''}, "
-        f"Liger {'on' if r.liger_applied else 'off'}, batch {r.batch_size}, accumulation {r.grad_accum}, "
-        f"compile {'on' if r.compile else 'off'}, documents {r.doc_len or 'whole'}, SP {r.sp_size}",
-        f"# lengths: {' '.join(map(str, s.lengths))}; {s.steps} steps after {s.warmup_steps} warm-up",
-        f"# records: {trainer.out.path}",
-    ]  # fmt: skip
-    if f := run.format:
-        kept = ", ".join(f"{n} x {why}" for why, n in Counter(f.kept.values()).items()) or "none"
-        lines.append(f"# format: {f.name}, {f.recipe}, {f.converted} of {f.total} layers; bf16 stay: {kept}")
-    if not a.kernels:
-        lines.append("# note: the profiler showed no attention kernel in the probe; the function called is as above")
-    if run.model.uncounted:
-        lines.append(f"# note: no TFLOPS: {run.model.uncounted}")
-    lines += [f"# note: {part}" for part in run.model.left_out]
-    return "\n".join(lines + [f"# note: {note}" for note in run.notes])
+    lines = [" ".join(first)] if first else []
+    for name in SHOWN:
+        if part := getattr(run, name):
+            facts = part.model_dump(exclude=HIDDEN, exclude_none=True)
+            lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in facts.items())}")
+    lines.append(f"lengths: {' '.join(map(str, s.lengths))}; {s.steps} steps after {s.warmup_steps} warm-up")
+    lines.append(f"records: {trainer.out.path}")
+    notes = [*run.model.left_out, *run.notes]
+    if run.format:
+        notes += [f"bf16 stay: {n} x {why}" for why, n in Counter(run.format.kept.values()).items()]
+    if not run.attention.kernels:
+        notes.append("the profiler showed no attention kernel in the probe; the function called is as above")
+    return "\n".join(f"# {line}" for line in [*lines, *(f"note: {note}" for note in notes)])
 
 
 def main() -> int:

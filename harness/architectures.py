@@ -11,7 +11,9 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-TYPES: dict[str, dict] = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8"))
+_DATA = tomllib.loads(Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8"))
+TYPES: dict[str, dict] = _DATA["types"]
+_REFUSED: dict[str, str] = _DATA["refused"]
 _EXPERTS, _SHARED = ("num_local_experts", "num_experts", "n_routed_experts"), ("n_shared_experts", "num_shared_experts")
 _CHOSEN = ("num_experts_per_tok", "experts_per_token")
 _EXPERT_KEYS = {*_EXPERTS, *_SHARED, *_CHOSEN, "moe_intermediate_size", "shared_expert_intermediate_size"}
@@ -19,19 +21,6 @@ _EXPERT_KEYS = {*_EXPERTS, *_SHARED, *_CHOSEN, "moe_intermediate_size", "shared_
 _EXPERT_KEYS |= {"moe_layers", "interleave_moe_layer_step", "moe_layer_freq", "shared_moe_mode"}
 _PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
 _LISTS = ("layer_types", "no_rope_layers", "attn_type_list", "mlp_layer_types", "moe_layers", "mlp_only_layers")
-# What a set key says of a model that is not counted, and why.
-_CHUNKED = (
-    "its work depends on how the kernel cuts the sequence, and torch's counter sees no Triton or CUDA kernel of it"
-)
-_FOREIGN = {
-    "^linear_|^full_attention_interval$": f"linear attention: {_CHUNKED}",
-    "mamba|^ssm|rwkv|hybrid|^conv_|^layers_block|^block_|^attn_layer_": f"recurrent layers: {_CHUNKED}",
-    "^index_topk$": "sparse attention, whose keys are chosen as it runs",
-    "_lora_rank$|^v_head_dim$|^qk_.*head_dim$": "low-rank attention of a type that was not checked",
-    "^is_encoder_decoder$|^use_bidirectional_attention$|^add_cross_attention$|^cross_attention": "no causal decoder",
-    "^attention_types$|^attention_chunk_size$|^per_layer_config$|^interleave_moe|^mlp_layer_types$|^swa_|"
-    "^num_kv_shared|^shared_intermediate_size$": "layers differ in a way that was not checked for this type",
-}
 
 
 class Uncountable(ValueError):
@@ -97,7 +86,7 @@ def size(config: dict, *keys: str) -> int:
 
 
 def _refuse_foreign(both: dict, knows: tuple[str, ...]) -> None:
-    for keys, why in _FOREIGN.items():
+    for keys, why in _REFUSED.items():
         for key in both:
             if both[key] and key not in knows and re.search(keys, key):
                 raise Uncountable(f"{key}={both[key]!r}: {why}")

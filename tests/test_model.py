@@ -106,13 +106,14 @@ def test_fewer_layers_have_fewer_layer_types():
 
 def test_notes_of_a_built_model(folder):
     built = model.build(settings(model=str(folder), seq_len=256), "sdpa", "cpu", None)
-    assert built.weights == "random" and built.parameters == sum(p.numel() for p in built.model.parameters())
+    assert built.record.weights == "random" and built.record.parameters == sum(
+        p.numel() for p in built.model.parameters()
+    )
     assert any("256 tokens exceed the 128" in note for note in built.notes)
     assert any("random weights" in note for note in built.notes)
-    described = model.record(built, settings(model=str(folder)))
-    assert described.name == "small" and described.uncounted is None
-    built.config["layer_types"] = ["some_new_attention"] * 2
-    assert "some_new_attention" in model.record(built, settings(model="tiny")).uncounted
+    assert built.record.name == "small" and built.record.uncounted is None
+    unknown = built.record.config | {"layer_types": ["some_new_attention"] * 2}
+    assert "some_new_attention" in model.counted(unknown)["uncounted"]
 
 
 SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
@@ -140,9 +141,9 @@ def test_a_page_s_config_builds_trains_and_says_what_is_not_counted(config, left
     built = model.build(asked, "sdpa", "cpu", None)
     ids = torch.arange(32)[None]
     built.model(input_ids=ids, labels=ids, position_ids=ids, use_cache=False).loss.backward()
-    described = model.record(built, asked)
+    described = built.record
     assert described.uncounted is None and [part.split(" ")[0].rstrip(":") for part in described.left_out] == [left_out]
-    assert flops.count(built.config, 64) == flops.count(config, 64)
+    assert flops.count(described.config, 64) == flops.count(config, 64)
 
 
 def test_another_attention_than_asked_for_is_refused(folder, monkeypatch):

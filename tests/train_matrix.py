@@ -53,7 +53,7 @@ def loading(large: str) -> None:
     watcher.join()
     seen.append(resident_mib())
     anonymous, mapped = ([s[i] - before[i] for s in seen] for i in (0, 1))
-    grown = {"rank": dist.get_rank(), "model_mib": built.parameters * 2 / 2**20, "anonymous": anonymous[-1]}
+    grown = {"rank": dist.get_rank(), "model_mib": built.record.parameters * 2 / 2**20, "anonymous": anonymous[-1]}
     print("LOADED " + json.dumps(grown | {"peak_anonymous": max(anonymous), "mapped": max(mapped)}), flush=True)
 
 

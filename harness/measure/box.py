@@ -67,33 +67,21 @@ def gpu_record(device: str, facts: list[dict], peak_override: float | None = Non
                 f"unlike GPUs in one run ({key}: {', '.join(sorted(map(str, values)))}); "
                 "choose equal ones with CUDA_VISIBLE_DEVICES"
             )
-    record = records.Gpu(
-        device=device,
-        name=first["name"],
-        count=len(facts),
-        capability=first["capability"],
-        memory_gib=round(first["memory_gib"], 2),
-        sm_count=first["sm_count"],
-        uuids=[f["uuid"] for f in facts if f["uuid"]],
-        mig="MIG" in first["name"].split(),
-    )
+    uuids, told = [f["uuid"] for f in facts if f["uuid"]], {}
+    name, capability, memory_gib = first["name"], first["capability"], first["memory_gib"]
+    peak = (peak_override, "PEAK_TFLOPS") if peak_override else (None, "no GPU: figures of this CPU, no peak")
     if device == "cuda":
-        record.peak_tflops, record.peak_source = gpus.peak(
-            first["name"], first["capability"], first["memory_gib"], peak_override, step
-        )
-        for key, value in nvml_facts(record.uuids).items():
-            setattr(record, key, value)
-    elif peak_override:
-        record.peak_tflops, record.peak_source = peak_override, "PEAK_TFLOPS"
-    else:
-        record.peak_source = "no GPU: figures of this CPU, no peak"
-    return record
+        peak, told = gpus.peak(name, capability, memory_gib, peak_override, step), nvml_facts(uuids)
+    return records.Gpu(
+        device=device, name=name, count=len(facts), capability=capability, memory_gib=round(memory_gib, 2),
+        sm_count=first["sm_count"], uuids=uuids, mig="MIG" in name.split(), peak_tflops=peak[0], peak_source=peak[1],
+        **told,
+    )  # fmt: skip
 
 
 def nvml_facts(uuids: list[str]) -> dict:
     """Driver, power limit, highest SM clock and link kinds of these GPUs; {} where NVML does not answer."""
     try:
-        pynvml.nvmlInit()
         handles = [telemetry.handle(u) for u in uuids]
     except pynvml.NVMLError:
         return {}

@@ -121,11 +121,11 @@ class Launch:
 
 
 class Tail:
-    """New whole records of a file that others append to."""
+    """New whole records of a file that others append to, from `start` (bytes; None: its present end) on."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, start: int | None = None):
         self.path = path
-        self._offset = path.stat().st_size
+        self._offset = path.stat().st_size if start is None else start
         self._rest = b""
 
     def read(self) -> list[records.Base]:

@@ -201,14 +201,12 @@ class Sweep:
         console.print(f"  {seq_len}: {cause.kind}: {cause.error}")
         self.write(
             records.Failure(
-                run_id=self.run.run_id if self.run else None,
+                run_id=self.run and self.run.run_id,
                 seq_len=seq_len,
-                kind=cause.kind,
-                rank=cause.rank,
-                error=cause.error,
                 return_code=self.return_code,
                 steps_done=self.steps_done if self.current == seq_len else 0,
                 advice=cause.advice,
+                **vars(cause),
             )
         )
 

@@ -8,11 +8,13 @@ import gc
 import re
 import shutil
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+PHASES = ("forward", "backward", "optimizer")
 SOURCE = {
     "cuda": "torch's caching allocator: reserved (and allocated), peak of the timed steps, worst rank",
     "cpu": "resident set of the rank's process (VmHWM), peak of the timed steps, worst rank; no GPU memory",
@@ -99,8 +101,8 @@ def dump_history(device: str, path: Path) -> str:
 class PhaseClock:
     """Time between named borders of a step, without stopping the device: events on a GPU, wall clock on a CPU."""
 
-    def __init__(self, device: str, phases: tuple[str, ...] = ("forward", "backward", "optimizer")):
-        self.device, self.phases = device, phases
+    def __init__(self, device: str):
+        self.device = device
         self.marks: list[tuple[str, object]] = []
 
     def mark(self, name: str) -> None:
@@ -113,7 +115,7 @@ class PhaseClock:
 
     def phases_ms(self) -> dict[str, float]:
         """Milliseconds in each phase, summed over micro-steps. The device must be synchronised by now."""
-        phases = dict.fromkeys(self.phases, 0.0)
+        phases: Counter[str] = Counter()
         for (name, begin), (_, end) in zip(self.marks, self.marks[1:], strict=False):
             phases[name] += begin.elapsed_time(end) if self.device == "cuda" else (end - begin) * 1e3
         return phases

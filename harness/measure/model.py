@@ -25,9 +25,7 @@ class ModelUnavailable(RuntimeError):
 @dataclass
 class Built:
     model: torch.nn.Module
-    config: dict  # the Hugging Face config as a dict, for harness.flops
-    weights: str  # "real" or "random"
-    parameters: int
+    record: records.Model
     liger_applied: bool
     notes: list[str]
 
@@ -163,27 +161,20 @@ def build(settings: Settings, backend: str, device: str, zero3_config: dict | No
         raise ModelUnavailable(f"MODEL={settings.model}: the built model has no parameters")
     # to_diff_dict leaves defaults out; the report needs them all, without this machine's paths.
     as_dict = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    return Built(model, as_dict, "real" if source else "random", parameters, liger, notes)
-
-
-def record(built: Built, settings: Settings) -> records.Model:
-    """The model's part of the run record, with the reason where its FLOPs cannot be counted."""
-    uncounted, left_out = None, []
-    try:
-        flops.count(built.config, 1024)
-        left_out = flops.left_out(built.config)
-    except flops.Uncountable as reason:
-        uncounted = str(reason)
-    text = built.config.get("text_config") or built.config
     name = settings.model
     if "/" in name and Path(name).expanduser().is_dir():
         name = Path(name).expanduser().name  # a folder's path is this machine's business
-    return records.Model(
-        name=name,
-        weights=built.weights,
-        num_layers=text.get("num_hidden_layers") or text.get("n_layer"),
-        parameters=built.parameters,
-        config=built.config,
-        uncounted=uncounted,
-        left_out=left_out,
-    )
+    record = records.Model(
+        name=name, weights="real" if source else "random", num_layers=config.get_text_config().num_hidden_layers,
+        parameters=parameters, config=as_dict, **counted(as_dict),
+    )  # fmt: skip
+    return Built(model, record, liger, notes)
+
+
+def counted(config: dict) -> dict:
+    """What the FLOPs of a model with this config leave out, or the reason why they cannot be counted."""
+    try:
+        flops.count(config, 1024)
+        return {"left_out": flops.left_out(config)}
+    except flops.Uncountable as reason:
+        return {"uncounted": str(reason)}

@@ -154,7 +154,6 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
 
     config = deepspeed_config(settings, device)
     built = model.build(settings, backend, device, config if settings.zero_stage == 3 else None)
-    described = model.record(built, settings)
     fmt = formats.convert(built.model, settings.dtype, facts["capability"], converter) if converter else None
     if fmt and not fmt.emulated and not settings.compile:
         built.notes.append(
@@ -170,12 +169,13 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
     )
     if settings.compile:
         engine.compile()
-    basic = getattr(optimizer, "optimizer", optimizer)
-    chosen = {k: getattr(settings, k) for k in records.Recipe.model_fields if hasattr(settings, k)}
-    chosen |= {"dtype": settings.dtype.replace("bf16", "bfloat16")}
-    recipe = records.Recipe(
-        name=settings.recipe_name, liger_applied=built.liger_applied, optimizer=type(basic).__name__, **chosen
-    )
+    known = {
+        "name": settings.recipe_name,
+        "dtype": settings.dtype.replace("bf16", "bfloat16"),
+        "liger_applied": built.liger_applied,
+        "optimizer": type(getattr(optimizer, "optimizer", optimizer)).__name__,
+    }
+    recipe = records.Recipe(**settings.model_dump(include=set(records.Recipe.model_fields)) | known)
 
     nodes = [f["node"] for f in everyone]
     run = runs.run_record(
@@ -189,7 +189,7 @@ def start(settings: Settings, kind: str, device: str) -> Trainer:
         attention=records.Attention(
             requested=settings.attn, backend=backend, function=probe.function, kernels=probe.kernels
         ),
-        model=described,
+        model=built.record,
         recipe=recipe,
         format=fmt,
         flop_convention=flops.CONVENTION,

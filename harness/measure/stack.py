@@ -48,10 +48,7 @@ def collect(backend: str | None = None) -> records.Stack:
         python=platform.python_version(),
         torch=torch.__version__,
         cuda=torch.version.cuda,
-        transformers=attention.version("transformers"),
-        deepspeed=attention.version("deepspeed"),
-        liger_kernel=attention.version("liger-kernel"),
-        triton=attention.version("triton"),
+        **{p.replace("-", "_"): attention.version(p) for p in ("transformers", "deepspeed", "liger-kernel", "triton")},
         nccl=".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
         attention_package=found[0] if found else None,
     )

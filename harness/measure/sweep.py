@@ -23,6 +23,7 @@ from pathlib import Path
 
 from harness import flops, gpus, records
 from harness.measure import box, failures, formats, result_file, stack, telemetry
+from harness.measure.launch import Tail
 from harness.measure.lengths import Sweep, console
 from harness.measure.settings import EMULATED, Settings, SweepSettings, fail_setting, load
 
@@ -41,14 +42,11 @@ def sweep_key(settings: SweepSettings, visible: list[box.VisibleGpu], ranks: int
 def earlier_outcomes(file: Path) -> tuple[str | None, dict[int, records.Base]]:
     """(sweep key, last outcome per length) of a sweep file; what cannot be read is passed over."""
     key, outcomes = None, {}
-    with file.open("rb") as f:
-        for line in f:
-            with contextlib.suppress(ValueError):
-                record = records.parse(line)
-                if isinstance(record, records.Plan):
-                    key = record.sweep_key
-                elif isinstance(record, records.Summary | records.Failure | records.NotRun):
-                    outcomes[record.seq_len] = record
+    for record in Tail(file, start=0).read():
+        if isinstance(record, records.Plan):
+            key = record.sweep_key
+        elif isinstance(record, records.Summary | records.Failure | records.NotRun):
+            outcomes[record.seq_len] = record
     return key, outcomes
 
 

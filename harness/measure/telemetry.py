@@ -37,7 +37,13 @@ def ask(function: str, *arguments):
 
 def handle(uuid: str):
     """NVML's handle of the GPU with this UUID, with "GPU-" before it or without. Raises NVMLError."""
+    pynvml.nvmlInit()  # as often as one likes
     return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+
+
+def told(rows: list[dict], key: str) -> list:
+    """The values of `key` that are known."""
+    return [row[key] for row in rows if row[key] is not None]
 
 
 class Sampler:
@@ -51,7 +57,6 @@ class Sampler:
         if uuid is None:
             return
         try:
-            pynvml.nvmlInit()
             self._handle = handle(uuid)
         except pynvml.NVMLError:
             return
@@ -82,15 +87,12 @@ class Sampler:
         with self._lock:
             samples, self._samples = self._samples, []
 
-        def told(key: str) -> list:
-            return [s[key] for s in samples if s[key] is not None]
-
         before, self._energy_mj = self._energy_mj, ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
-        power, bits = told("power"), told("bits")
+        power, bits = told(samples, "power"), told(samples, "bits")
         return {
-            "clock_mhz": min(told("clock"), default=None),
+            "clock_mhz": min(told(samples, "clock"), default=None),
             "power_w": sum(power) / len(power) / 1000 if power else None,
-            "temperature_c": max(told("temperature"), default=None),
+            "temperature_c": max(told(samples, "temperature"), default=None),
             "bits": reduce(or_, bits) if bits else None,
             "energy_j": None if None in (before, self._energy_mj) else (self._energy_mj - before) / 1000,
         }
@@ -107,22 +109,17 @@ def combine(states: list[dict[str, float | None]]) -> GpuState | None:
     None when no GPU told anything; a sum is None unless every GPU told its part.
     """
 
-    def told(key):
-        return [s[key] for s in states if s[key] is not None]
-
-    def total(key):
-        return sum(told(key)) if len(told(key)) == len(states) else None
-
-    if not any(told(key) for key in READINGS):
+    known = {key: told(states, key) for key in READINGS}
+    if not any(known.values()):
         return None
-    bits = [int(b) for b in told("bits")]
-    every_bit = reduce(or_, bits, 0)
+    power, energy = (sum(known[k]) if len(known[k]) == len(states) else None for k in ("power_w", "energy_j"))
+    every_bit = reduce(or_, map(int, known["bits"]), 0)
     return GpuState(
-        sm_clock_mhz=min(told("clock_mhz"), default=None),
-        power_w=total("power_w"),
-        temperature_c=max(told("temperature_c"), default=None),
-        throttle=[name for bit, name in THROTTLE_BITS.items() if every_bit & bit] if bits else None,
-        energy_j=total("energy_j"),
+        sm_clock_mhz=min(known["clock_mhz"], default=None),
+        power_w=power,
+        temperature_c=max(known["temperature_c"], default=None),
+        throttle=[name for bit, name in THROTTLE_BITS.items() if every_bit & bit] if known["bits"] else None,
+        energy_j=energy,
     )
 
 

@@ -111,7 +111,7 @@ class Trainer:
 
     def _step_record(self, ranks: list[dict], seq_len: int, number: int, warmup: bool) -> records.Step:
         def over(key, combine):
-            values = [r[key] for r in ranks if r[key] is not None]
+            values = telemetry.told(ranks, key)
             return combine(values) if values else None
 
         slowest = max(range(len(ranks)), key=lambda i: ranks[i]["ms"])
@@ -133,9 +133,7 @@ class Trainer:
             alloc_retries=over("retries", sum),
             fastest_rank_ms=rounded(over("ms", min)),
             slowest_rank=slowest,
-            forward_ms=rounded(ranks[slowest]["forward"]),
-            backward_ms=rounded(ranks[slowest]["backward"]),
-            optimizer_ms=rounded(ranks[slowest]["optimizer"]),
+            **{f"{phase}_ms": rounded(ranks[slowest][phase]) for phase in memory.PHASES},
             gpu_state=telemetry.combine(ranks),
             node_states={n: s for n, s in states.items() if s} if len(states) > 1 else None,
             **self.rates(seq_len, ms),
