@@ -82,6 +82,7 @@ def gpu_record(device: str, facts: list[dict], peak_override: float | None = Non
 def nvml_facts(uuids: list[str]) -> dict:
     """Driver, power limit, highest SM clock and link kinds of these GPUs; {} where NVML does not answer."""
     try:
+        pynvml.nvmlInit()
         handles = [telemetry.handle(u) for u in uuids]
     except pynvml.NVMLError:
         return {}

@@ -37,7 +37,6 @@ def ask(function: str, *arguments):
 
 def handle(uuid: str):
     """NVML's handle of the GPU with this UUID, with "GPU-" before it or without. Raises NVMLError."""
-    pynvml.nvmlInit()  # as often as one likes
     return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
 
 
@@ -57,6 +56,7 @@ class Sampler:
         if uuid is None:
             return
         try:
+            pynvml.nvmlInit()
             self._handle = handle(uuid)
         except pynvml.NVMLError:
             return
