@@ -127,20 +127,17 @@ def _median(times: Sequence[float], weights: Sequence[float] = ()) -> tuple[floa
         raise ValueError("times must be finite and positive, at least one")
     order = np.argsort(values, kind="stable")
     values = values[order]
-    if equal := len(weights) == 0 or min(weights) == max(weights):
-        shares, median = np.ones(n), float(np.median(values))
-    else:
-        shares = np.asarray(weights, dtype=float)[order]
-        shares *= n / shares.sum()
-        passed = np.cumsum(shares)
-        first, second = (np.searchsorted(passed, n / 2 * (1 + e)) for e in (-1e-9, 1e-9))
-        median = float(values[first] + values[min(second, n - 1)]) / 2
+    shares = np.asarray(weights, dtype=float)[order] if len(weights) else np.ones(n)
+    shares *= n / shares.sum()
+    passed = np.cumsum(shares)
+    first, second = (np.searchsorted(passed, n / 2 * (1 + e)) for e in (-1e-9, 1e-9))
+    median = float(values[first] + values[min(second, n - 1)]) / 2
     if n < MIN_STEPS:
         return median, None, 0
     cut = int(TRIM * n)
     kept = n - 2 * cut
     logs = np.clip(np.log(values), math.log(values[cut]), math.log(values[n - 1 - cut]))
-    mean = logs.mean() if equal else np.average(logs, weights=shares)
+    mean = np.average(logs, weights=shares)
     variance = float(shares @ (logs - mean) ** 2) / (kept * (kept - 1))
     return median, MEDIAN_FACTOR * math.sqrt(variance), kept - 1
 

@@ -93,8 +93,7 @@ def joined(box: Box) -> list[Sweep]:
     """The box's sweeps, those of equal configuration as one: a length counts as last measured, else as last seen."""
     made: dict[str, Sweep] = {}
     for sweep in box.sweeps:
-        run = sweep.run
-        key = repr((sorted(_facts(run).items()), run.attention and run.attention.backend, run.gpu.name))
+        key = configuration(sweep.run)
         if before := made.get(key):
             measured = lengths(before, "measured")
             later = {n: p for n, p in sweep.points.items() if p.outcome == "measured" or n not in measured}
@@ -102,6 +101,11 @@ def joined(box: Box) -> list[Sweep]:
             sweep = replace(before, points=before.points | later, notes=[*before.notes, note, *sweep.notes])
         made[key] = sweep
     return list(made.values())
+
+
+def configuration(run: records.Run) -> str:
+    """Equal for two runs of which the later replaces the earlier."""
+    return repr((sorted(_facts(run).items()), run.attention and run.attention.backend, run.gpu.name))
 
 
 def matched(old: Box, new: Box) -> list[tuple[tuple[records.Run, records.Decomposition], ...]]:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from harness import flops, gpus, records, stats
+from harness.report import comparing
 from harness.report.box import Point, Sweep, specification
 
 RATE_TOLERANCE = 0.01  # a logged rate further than this from work / time is said ...
 FOREIGN = 2.0  # ... and further than this factor it is no other convention but another length, or damage
 LEAST_SHARE = 0.01  # of the peak; less is a wrong unit
 ROUNDING = 0.006  # of a rate written with two decimals
-COMPARED = {  # what makes two runs of a file one sweep
-    "gpu": {"name", "count"},
-    "stack": True,
-    "attention": {"backend"},
-    "recipe": True,
-    "world_size": True,
-    "model": {"name", "weights", "num_layers"},
-}
+PEAKS = ("peak_mem_gib", "peak_allocated_gib")
 
 
 @dataclass(eq=False)
@@ -66,8 +60,7 @@ def sweeps(
             what = getattr(attempt.outcome, "kind", None) or attempt.error
             skipped["launches that never said on what GPU, or of what length" + (f" ({what})" if what else "")] += 1
             continue
-        key = json.dumps(run.model_dump(mode="json", include=COMPARED), sort_keys=True)
-        groups.setdefault(key, (run, {}))[1].setdefault(attempt.seq_len, []).append(attempt)
+        groups.setdefault(comparing.configuration(run), (run, {}))[1].setdefault(attempt.seq_len, []).append(attempt)
 
     made = []
     for run, lengths in groups.values():
@@ -114,14 +107,11 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
         point.warnings.append(f"{attempt.retried} steps left out: the allocator had to free and retry")
     said = attempt.peaks
     if outcome:
-        names = ("peak_mem_gib", "peak_allocated_gib", "joules_per_token", "steady", "throttled")
-        said = {name: getattr(outcome, name) for name in names}
+        said = {name: getattr(outcome, name) for name in (*PEAKS, "joules_per_token", "steady", "throttled")}
     for name, value in said.items():
         setattr(point, name, value)
     if len(times):
-        point.times_ms, point.n = tuple(times.tolist()), len(times)
-        point.median_ms, *interval = stats.median_interval(times)
-        point.ci_ms = None if None in interval else tuple(interval)
+        set_times(point, times.tolist())
     elif outcome and not attempt.seen:
         point.median_ms, point.n = outcome.median_ms, outcome.n
         point.ci_ms = None if outcome.ci_low_ms is None else (outcome.ci_low_ms, outcome.ci_high_ms)
@@ -132,8 +122,15 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
         point.tflops = (total or logged) / point.median_ms * 1e3
         if logged is None and outcome and outcome.tflops:
             logged = outcome.tflops * point.median_ms / 1e3
-        _plausible(point, run, logged / total if logged and total else None)
+        plausible(point, run, logged / total if logged and total else None)
     return point
+
+
+def set_times(point: Point, times: Sequence[float], weights: Sequence[float] = ()) -> None:
+    """The steady steps of a point, with what follows from them."""
+    point.times_ms, point.weights, point.n = tuple(times), tuple(weights), len(times)
+    point.median_ms, *interval = stats.median_interval(times, weights)
+    point.ci_ms = None if None in interval else tuple(interval)
 
 
 def _agreeing(attempt: Attempt, total: float | None, warnings: list[str]) -> tuple[np.ndarray, float | None]:
@@ -178,7 +175,7 @@ def _judge(point: Point, attempt: Attempt, run: records.Run, expected: int) -> N
         point.warnings.append(f"incomplete ({attempt.seen} {end})")
 
 
-def _plausible(point: Point, run: records.Run, factor: float | None) -> None:
+def plausible(point: Point, run: records.Run, factor: float | None) -> None:
     """MFU; a point no GPU could reach, or no such GPU could be so slow at, is void and says which unit is wrong."""
     known, rate, wrong = specification(run.gpu), point.tflops, None
     peak = run.gpu.peak_tflops or (known and known.dense(run.dtype))

@@ -15,6 +15,7 @@ from harness import flops, records, stats
 from harness.report.box import Missing, Point, Sweep
 
 ROUNDING = 1e-3  # tokens a step are from dividing printed rates
+NAMES = {"seq_len": "the sequence length", "global_batch": "the batch", "gpus": "the number of GPUs"}
 _NEEDED = {  # what it takes to know the tokens of one GPU in a time of it
     "step": ("seq_len", "global_batch", "gpus"),
     "sample": ("seq_len", "gpus"),
@@ -45,23 +46,37 @@ def tokens_per_s(run: records.Run, point: Point) -> float | None:
     return tokens / point.median_ms * 1e3 if tokens and point.median_ms else None
 
 
+def known(sweep: Sweep, point: Point) -> dict[str, object]:
+    """The facts of NAMES for a point of a sweep; null: no log says."""
+    job = sweep.run.job
+    batch = "a recipe with one" if job is None else job.global_batch
+    if not batch and job.tokens_per_step:
+        batch = f"{job.tokens_per_step} tokens a step"
+    return {"seq_len": point.seq_len, "global_batch": batch, "gpus": sweep.run.world_size}
+
+
+def measured(sweep: Sweep) -> dict[int | None, Point]:
+    """The points with a time, by length."""
+    return {n: p for n, p in sweep.points.items() if p.median_ms}
+
+
 def differences(a: Sweep, b: Sweep) -> list[str]:
     """Where steps of two boxes, one of them a log, are of other work: the length, the tokens a step."""
-    old, new = ({n for n, p in s.points.items() if p.median_ms} for s in (a, b))
-    if old and new and not old & new and None not in old | new:
-        return [f"length: {', '.join(map(str, sorted(old)))} and {', '.join(map(str, sorted(new)))}"]
-    for n in old & new:
+    old, new = measured(a), measured(b)
+    if old and new and not old.keys() & new.keys() and None not in old.keys() | new.keys():
+        return [f"length: {', '.join(map(str, old))} and {', '.join(map(str, new))}"]
+    batches = [s.run.job and s.run.job.global_batch for s in (a, b)]
+    for n in old.keys() & new.keys() if None in batches else ():  # else the batches say it
         x, y = step_tokens(a.run, n), step_tokens(b.run, n)
-        batches = [s.run.job and s.run.job.global_batch for s in (a, b)]
-        if x and y and abs(x / y - 1) > ROUNDING and None in batches:  # else the batches say it
+        if x and y and abs(x / y - 1) > ROUNDING:
             return [f"tokens a step at {n or 'the unknown length'}: {x:.0f} and {y:.0f}"]
     return []
 
 
 def aligned(old: Sweep, new: Sweep) -> Sweep:
     """NEW with its only length put beside OLD's only one, where they differ and that is allowed."""
-    a, b = ([n for n, p in s.points.items() if p.median_ms] for s in (old, new))
-    if "log" in (old.run.source, new.run.source) and len(a) == len(b) == 1 and a != b and None not in a + b:
+    a, b = list(measured(old)), list(measured(new))
+    if len(a) == len(b) == 1 and a != b and None not in a + b:
         return replace(new, points={a[0]: new.points[b[0]]})
     return new
 
@@ -72,76 +87,48 @@ def speedup(old: Sweep, new: Sweep, seq_len: int | None) -> stats.Ratio:
     Where the work differs (and that was allowed), it is of tokens per second and GPU or of nothing.
     """
     a, b = old.points[seq_len], new.points[seq_len]
-    stepped = a.times_ms and b.times_ms
-    value = stats.Ratio(a.median_ms / b.median_ms)
-    ratio = stats.ratio_interval(a.times_ms, b.times_ms, a.weights, b.weights) if stepped else value
+    ratio = stats.Ratio(a.median_ms / b.median_ms)
+    if a.times_ms and b.times_ms:
+        ratio = stats.ratio_interval(a.times_ms, b.times_ms, a.weights, b.weights)
     tokens = gpu_tokens(old.run, a), gpu_tokens(new.run, b)
     if all(tokens):
         scale = tokens[1] / tokens[0]  # 1 in like recipes
-        return stats.Ratio(*(x if x is None else x * scale for x in (ratio.value, ratio.low, ratio.high)))
+        return stats.Ratio(*(x and x * scale for x in (ratio.value, ratio.low, ratio.high)))
+    x, y = known(old, a), known(new, b)
+    why = [f"{NAMES[key]} differs: {x[key]} and {y[key]}" for key in NAMES if x[key] and y[key] and x[key] != y[key]]
     if a.per != b.per:
-        _ask(old, new, a, b, f"one has the time of a {a.per}, the other of a {b.per}")
-    batches = [s.run.job and s.run.job.global_batch for s in (old, new)]
-    sizes = {
-        "lengths": (a.seq_len, b.seq_len),
-        "batches": batches,
-        "numbers of GPUs": (old.run.world_size, new.run.world_size),
-    }
-    for name, (x, y) in sizes.items():
-        if x and y and x != y:
-            _ask(old, new, a, b, f"the {name} differ ({x} and {y}), so only tokens per second and GPU compare")
+        why = [f"one has the time of a {a.per}, the other of a {b.per}"]
+    for side, sweep, point, facts in (("OLD", old, a, x), ("NEW", new, b, y)) if why else ():
+        if lacks := [key for key in _NEEDED[point.per] if not facts[key]]:
+            _ask(side, sweep, lacks, f"{why[0]}, so only tokens per second and GPU compare")
     return ratio
 
 
 def rests_on(old: Sweep, new: Sweep) -> str | None:
     """What two times of the same thing have to be equal in, where no log says it; None: all of it is known."""
-    for n in old.points.keys() & new.points.keys():
-        a, b = old.points[n], new.points[n]
-        if not (a.median_ms and b.median_ms) or a.per != b.per or (gpu_tokens(old.run, a) and gpu_tokens(new.run, b)):
+    for n, a in measured(old).items():
+        b = measured(new).get(n)
+        if not b or a.per != b.per or (gpu_tokens(old.run, a) and gpu_tokens(new.run, b)):
             continue
-        lacking = {"the sequence length": n is None and a.per != "token of a GPU"}
-        lacking["the batch"] = a.per == "step" and not all(_batch(s) for s in (old, new))
-        lacking["the number of GPUs"] = not all(s.run.world_size for s in (old, new))
-        if names := [name for name, lacks in lacking.items() if lacks]:
-            listed = " and ".join(names)
-            return f"the ratio is of times of a {a.per}: it rests on {listed} being equal, which no log says"
+        facts = known(old, a), known(new, b)
+        if lacks := [NAMES[key] for key in _NEEDED[a.per] if not all(side[key] for side in facts)]:
+            return (
+                f"the ratio is of times of a {a.per}: it rests on {' and '.join(lacks)} being equal, which no log says"
+            )
     return None
-
-
-def _ask(old: Sweep, new: Sweep, a: Point, b: Point, why: str) -> None:
-    """For what the first side that lacks something lacks."""
-    for side, sweep, point in (("OLD", old, a), ("NEW", new, b)):
-        if gpu_tokens(sweep.run, point):
-            continue
-        known = {"seq_len": point.seq_len, "gpus": sweep.run.world_size}
-        known["global_batch"] = step_tokens(sweep.run, point.seq_len) or sweep.run.job.global_batch
-        if known["global_batch"] and sweep.run.job.tokens_per_step:
-            known["seq_len"] = True
-        ask(side, sweep, [key for key in _NEEDED[point.per] if not known[key]], why)
 
 
 def check(old: Sweep, new: Sweep) -> None:
     """Raises Missing when one log says a length or a batch and the other does not: equal must not be assumed."""
-    sides = {"OLD": old, "NEW": new}
-    lengths = {side: {n for n, p in s.points.items() if p.median_ms} for side, s in sides.items()}
-    steps = all(p.per == "step" for s in sides.values() for p in s.points.values() if p.median_ms)
-    for side, other in (("OLD", "NEW"), ("NEW", "OLD")):
-        said = lengths[other] - {None}
-        if None in lengths[side] and said:
-            listed = ", ".join(map(str, sorted(said)))
-            ask(side, sides[side], ["seq_len"], f"{other} has {listed}")
-        elif steps and (x := _batch(sides[other])) and not _batch(sides[side]):
-            ask(side, sides[side], ["global_batch"], f"{other} has {x}")
+    steps = all(p.per == "step" for sweep in (old, new) for p in measured(sweep).values())
+    for side, sweep, other, source in (("OLD", old, "NEW", new), ("NEW", new, "OLD", old)):
+        for key in ("seq_len", "global_batch") if steps else ("seq_len",):
+            mine, said = ([known(s, p)[key] for p in measured(s).values()] for s in (sweep, source))
+            if None in mine and (told := [str(x) for x in said if x]):
+                _ask(side, sweep, [key], f"{other} has {', '.join(told)}")
 
 
-def _batch(sweep: Sweep) -> str | None:
-    job = sweep.run.job
-    if job is None or job.global_batch:
-        return f"{job.global_batch} sequences a step" if job else "a recipe with one"
-    return f"{job.tokens_per_step} tokens a step" if job.tokens_per_step else None
-
-
-def ask(side: str, sweep: Sweep, keys: list[str], why: str) -> None:
+def _ask(side: str, sweep: Sweep, keys: list[str], why: str) -> None:
     """Raises Missing: one line with what is missing, why it is needed, and what to write where."""
     lines, options = "; ".join(f"{key} = N" for key in keys), " ".join(f"--{side.lower()} {key}=N" for key in keys)
     where = f"write {lines} into box.toml beside it, or give {options}"

@@ -27,7 +27,6 @@ from harness.report.logs import guide
 from harness.report.points import Attempt
 
 KEPT_LOSSES = 1000  # of a length; the rest of a long log is only timed
-PEAKS = ("peak_mem_gib", "peak_allocated_gib")
 
 
 def read_box(folder: str | Path, facts: Sequence[str] = ()) -> Box:
@@ -216,7 +215,7 @@ class _File:
             attempt.losses[int(step) + 1] = loss
         if warmup:
             return
-        for name in PEAKS:
+        for name in points.PEAKS:
             if (value := number(piece.get(name))) is not None:
                 attempt.peaks[name] = max(value, attempt.peaks.get(name, 0))
         if retried:

@@ -32,51 +32,44 @@ def read(path: Path, typed: list[str], skipped: Counter[str], problems: list[str
 
     Raises OSError, and ValueError for facts or columns that are wrong. Memory holds the times alone.
     """
-    every = [Gathering(f()) for f in FORMATS]
-    takers: dict[str, list] = {}  # a line goes to all that share its first sign
-    for part in ("signs", "said"):
-        for g in every:
-            for sign in getattr(g.reader, part):
-                takers.setdefault(sign, []).append(g.line if part == "signs" else g.tell)
-    signs = [(sign, sign.encode(), takes) for sign, takes in takers.items()]
-    rows = None
     with path.open("rb") as file:
-        for number, raw in enumerate(map(plain, iter(partial(file.readline, LINE_LIMIT), b""))):
-            if b'"record"' in raw or b'"exec_time_ms"' in raw or b"# gpu=" in raw:  # this project's, or the guide's
+        lines = map(plain, iter(partial(file.readline, LINE_LIMIT), b""))
+        if reader := table.Table.of(plain(file.readline(LINE_LIMIT)).decode("utf-8", "replace")):
+            every = [Gathering(reader)]
+            for raw in lines:
+                every[0].take(reader.read(raw.decode("utf-8", "replace")))
+        else:
+            file.seek(0)
+            every = [Gathering(f()) for f in FORMATS]
+            if not _read_lines(lines, every):
                 return None
-            if number == 0 and (reader := table.Table.of(raw.decode("utf-8", "replace"))):
-                rows = Gathering(reader)
-                every.append(rows)
-            elif rows:
-                rows.line(raw.decode("utf-8", "replace"))
-            else:
-                _line(raw, signs)
     for gathering in every:
-        if last := gathering.reader.end():
-            gathering.take(last)
-    found = [g for g in sorted(every, key=Gathering.worth, reverse=True) if g.launches]
-    if not found:
+        gathering.take(gathering.reader.end() or {})
+    best, *others = sorted(every, key=Gathering.worth, reverse=True)
+    if not best.launches:
         return None
-    best, *others = found
-    made = sweeps(path, best, given(path, typed), problems)
     for other in others:
-        count = sum(len(x.times) for x in other.launches)
-        skipped[f"observations of {other.reader.name}, as {best.reader.name} says more"] += count
+        if count := sum(len(x.times) for x in other.launches):
+            skipped[f"observations of {other.reader.name}, as {best.reader.name} says more"] += count
     for gathering in every:
         if gathering.lost:
             skipped[f"lines of {gathering.reader.name} that are cut, doubled or without a figure"] += gathering.lost
-    return made
+    return sweeps(path, best, given(path, typed), problems)
 
 
-def _line(raw: bytes, signs: list) -> None:
-    """One physical line to the first format it has a sign of; a carriage return ends a line too."""
-    hit = next(((sign, takes) for sign, mark, takes in signs if mark in raw), None)
-    if not hit:
-        return
-    text = raw.decode("utf-8", "replace")
-    for part in text.replace("\r", "\n").splitlines(keepends=True) if "\r" in text else (text,):
-        if not (part := clean(part)):
-            continue
-        takes = hit[1] if hit[0] in part else next((t for s, _, t in signs if s in part), ())
-        for take in takes:
-            take(part)
+def _read_lines(lines, every: list[Gathering]) -> bool:
+    """Each line to the formats that have a sign of it; a carriage return ends one too. False: a line is of this
+    project or the guide."""
+    takers: dict[bytes, list[Gathering]] = {}  # a line goes to all that share its first sign
+    signs = [(sign, g) for g in every for sign in g.reader.signs]
+    for sign, gathering in signs + [(sign, g) for g in every for sign in g.reader.said]:
+        takers.setdefault(sign.encode(), []).append(gathering)
+    for raw in lines:
+        if b'"record"' in raw or b'"exec_time_ms"' in raw or b"# gpu=" in raw:
+            return False
+        for part in raw.splitlines(keepends=True):
+            if mark := next((sign for sign in takers if sign in part), None):
+                text = clean(part.decode("utf-8", "replace"))
+                for gathering in takers[mark] if text else ():
+                    gathering.take(gathering.reader.read(text))
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 # A number; what has to follow it stands in each reader's pattern, so that half a number is none.
-N = r"([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+N = r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LAUNCHER = re.compile(

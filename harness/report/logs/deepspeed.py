@@ -18,7 +18,7 @@ _FACTS = {
 
 class DeepSpeed(Reader):
     name = "DeepSpeed"
-    signs = ("SamplesPerSec=",)
+    signs = ("RunningAvgSamplesPerSec=", "CurrSamplesPerSec=", ", SamplesPerSec=")
     line = {
         "samples_per_s": rf"(?:Curr|(?<![A-Za-z]))SamplesPerSec=(?:{N},|(\d+\.\d{{6,}})\s)",
         "step": rf"global_step={N},|\b\d+/{N}, \w*SamplesPerSec",
@@ -26,13 +26,14 @@ class DeepSpeed(Reader):
     }
     said, facts = _SAID, _FACTS
 
-    def read(self, text: str) -> dict | None:
-        return super().read(text.replace("RunningAvgSamplesPerSec", "running")) if "SamplesPerSec=" in text else None
-
 
 class Pipeline(Reader):
     name = "DeepSpeed pipeline"
     signs = ("iter time (s):",)
     kind = "mean"
-    line = {"s": rf"iter time \(s\): {N}\s", "samples_per_s": rf"samples/sec: {N}\s", "step": rf"steps?: {N}\s"}
+    line = {
+        "s": rf"iter time \(s\): {N} samples",
+        "samples_per_s": r"samples/sec: (\d+\.\d{3})\s",
+        "step": rf"steps?: {N}\s",
+    }
     said, facts = _SAID, _FACTS

@@ -20,9 +20,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import flops, gpus, records
-from harness.report.logs.reader import number
 
-FILE = "box.toml"
+FILE, TYPED = "box.toml", "the command line"
 Count = Annotated[int, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -44,25 +43,23 @@ class Facts(BaseModel):
 
 def given(path: Path, typed: list[str]) -> dict[str, tuple[object, str]]:
     """Fact -> (value, where it is from) for one log. Raises ValueError naming the file or option that is wrong."""
-    found: dict[str, tuple[object, str]] = {}
-    beside = path.with_name(FILE)
+    beside, table = path.with_name(FILE), {}
     if beside.is_file():
         try:
             table = tomllib.loads(beside.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{beside}: {error}") from None
-        files = {key: table.pop(key) for key in list(table) if isinstance(table[key], dict)}
-        if strange := [key for key in files if not path.with_name(key).is_file()]:
-            raise ValueError(f"{beside}: [{strange[0]}] is no file in this folder")
-        for part in (table, files.get(path.name, {})):
-            found |= {key: (value, FILE) for key, value in _checked(part, str(beside), path.parent).items()}
-    pairs = {}
-    for text in typed:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f'"{text}": write KEY=VALUE, such as seq_len=8192')
-        pairs[key.strip()] = value
-    return found | {key: (v, "the command line") for key, v in _checked(pairs, "command line", Path()).items()}
+    files = {key: table.pop(key) for key in list(table) if isinstance(table[key], dict)}
+    if strange := [key for key in files if not path.with_name(key).is_file()]:
+        raise ValueError(f"{beside}: [{strange[0]}] is no file in this folder")
+    if wrong := [text for text in typed if "=" not in text]:
+        raise ValueError(f'"{wrong[0]}": write KEY=VALUE, such as seq_len=8192')
+    pairs = {key.strip(): value for key, value in (text.split("=", 1) for text in typed)}
+    found = {}
+    for part, where, folder in ((table | files.get(path.name, {}), FILE, path.parent), (pairs, TYPED, Path())):
+        shown = str(beside) if where == FILE else where
+        found |= {key: (value, where) for key, value in _checked(part, shown, folder).items()}
+    return found
 
 
 def _checked(part: dict, where: str, folder: Path) -> dict:
@@ -70,65 +67,54 @@ def _checked(part: dict, where: str, folder: Path) -> dict:
         facts = Facts.model_validate(part).model_dump(exclude_none=True)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        key, known = ".".join(map(str, first["loc"])), ", ".join(Facts.model_fields)
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{where}: unknown key {key}; known are {', '.join(Facts.model_fields)}") from None
-        text = key in ("gpu", "model", "precision", "software")
-        wanted = "text in quotes is" if text else "a whole number above zero, without a unit, is"
-        raise ValueError(f"{where}: {key} = {first['input']!r}: {wanted} needed") from None
-    if model := facts.get("model"):
-        facts["model"] = _model(model, where, folder)
+            raise ValueError(f"{where}: unknown key {key}; known are {known}") from None
+        raise ValueError(f"{where}: {key} = {first['input']!r}: {first['msg']}") from None
+    if (model := facts.get("model")) and model not in flops.shapes():
+        if not (folder / model).is_file():
+            shapes = ", ".join(flops.shapes())
+            raise ValueError(f"{where}: model = {model!r} is no file, and no shipped shape: {shapes}")
+        facts["model"] = str(folder / model)
     return facts
-
-
-def _model(text: str, where: str, folder: Path) -> str:
-    """A shipped shape as it is, a config.json by its path from where it is written. Raises ValueError."""
-    if text in flops.shapes():
-        return text
-    path = folder / text
-    if not path.is_file():
-        raise ValueError(f"{where}: model = {text!r} is no file, and no shipped shape: {', '.join(flops.shapes())}")
-    return str(path)
 
 
 def run_of(facts: dict, trainer: str, run_id: str, problems: list[str]) -> records.Run:
     """What is known of a launch as a run. A GPU no table has is named in `problems` and works."""
-    name = facts.get("gpu")
-    if name:
-        with contextlib.suppress(KeyError):
-            name = gpus.by_key(name).names[0]
-        if gpus.identify(name) is None:
-            problems.append(f"gpu {name!r} is not in harness/gpus.toml: no specifications, no MFU")
-    count = facts.get("gpus")
-    job = {key: facts.get(key) for key in ("software", "precision", "global_batch", "tokens_per_step", "grad_accum")}
+    name, count = facts.get("gpu"), facts.get("gpus")
+    if name and gpus.identify(name := _driver_name(name)) is None:
+        problems.append(f"gpu {name!r} is not in harness/gpus.toml: no specifications, no MFU")
+    job = {key: facts.get(key) for key in records.Job.model_fields if key != "trainer"}
     return records.Run(
         kind="sweep", run_id=run_id, started="unknown", source="log", world_size=count, stack=records.Stack(),
         gpu=records.Gpu(device="cuda" if name else None, name=name, count=count),
-        job=records.Job(trainer=trainer, **job), model=_shape(facts.get("model"), problems),
+        job=records.Job(trainer=trainer, **job), model=_model(facts.get("model"), problems),
     )  # fmt: skip
 
 
-def _shape(name: str | None, problems: list[str]) -> records.Model | None:
+def _model(name: str | None, problems: list[str]) -> records.Model | None:
     if name is None:
         return None
-    made = {"name": name, "weights": None, "num_layers": None, "parameters": None, "config": {}}
-    if name in flops.shapes():
-        return records.Model(**made | {"config": flops.shape(name)})
-    if name.endswith(".json"):
-        try:
+    config, why = {}, f"no shipped shape is called {name}"
+    try:
+        if name in flops.shapes():
+            config, why = flops.shape(name), None
+        elif name.endswith(".json"):
             config = json.loads(Path(name).read_text(encoding="utf-8"))
             flops.count(config, 1)
-            return records.Model(**made | {"config": config})
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            problems.append(f"{name}: the work of a step is not known: {error}")
-    return records.Model(**made, uncounted=f"no shipped shape is called {name}")
+            why = None
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        config, why = {}, f"{name}: the work of a step is not known: {error}"
+        problems.append(why)
+    return records.Model(name=name, weights=None, num_layers=None, parameters=None, config=config, uncounted=why)
 
 
 def merged(said: dict, given: dict[str, tuple[object, str]], problems: list[str]) -> dict:
     """The facts of a launch: what is given goes before what the log says, and a disagreement is named."""
     for key, (value, where) in given.items():
         log = said.get(key)
-        if log is not None and not _same(key, log, value):
+        same = log == value or key == "gpu" and log and _driver_name(log) == _driver_name(value)
+        if log is not None and not same:
             problems.append(f"{key}: the log says {log}, {where} says {value}: {where} counts")
     facts = said | {key: value for key, (value, _) in given.items()}
     length, tokens = facts.get("seq_len"), facts.get("tokens_per_step")
@@ -139,11 +125,8 @@ def merged(said: dict, given: dict[str, tuple[object, str]], problems: list[str]
     return facts
 
 
-def _same(key: str, a: object, b: object) -> bool:
-    if key == "gpu":
-        known = []
-        for text in (a, b):
-            with contextlib.suppress(KeyError):
-                known.append(gpus.by_key(str(text)).key)
-        return len(known) == 2 and known[0] == known[1] or str(a).lower() == str(b).lower()
-    return number(a) == number(b) if number(a) is not None else a == b
+def _driver_name(gpu: str) -> str:
+    """As its driver calls it; what no table has, as it is."""
+    with contextlib.suppress(KeyError):
+        return gpus.by_key(gpu).names[0]
+    return gpu

@@ -5,49 +5,25 @@ block; where a run never came to its end, the rate of its progress bar (`10/100 
 elapsed times in trainer_log.jsonl.
 """
 
-from __future__ import annotations
-
-import re
-
 from harness.report.logs.clean import N
-from harness.report.logs.reader import Reader, found_in
+from harness.report.logs.reader import Block, Reader
 
-_ENDS = r"(?=[,}\s])"
-_RATES = {
-    "samples_per_s": re.compile(rf"\btrain_samples_per_second[\"']?\s*[:=]\s*{N}{_ENDS}"),
-    "steps_per_s": re.compile(rf"\btrain_steps_per_second[\"']?\s*[:=]\s*{N}{_ENDS}"),
-}
+# A printed dict ends a number with a comma or brace; the last of a JSON file and those of a block end their line.
+_IS = rf"(?:'\s*:\s*{N}[,}}]|\"?\s*[:=]\s*{N}[,}}\s])"
 
 
-class HuggingFace(Reader):
+class HuggingFace(Block):
+    """A run says its rates up to three times, in a dict, a block and a file."""
+
     name = "Hugging Face Trainer"
-    signs = ("train_samples_per_second", "train_steps_per_second")
     kind = "average"
+    signs = ("train_samples_per_second", "train_steps_per_second")
+    line = {"samples_per_s": rf"\btrain_samples_per_second{_IS}", "steps_per_s": rf"\btrain_steps_per_second{_IS}"}
     said = ("Total train batch size", "Gradient Accumulation steps")
     facts = {
         "global_batch": rf"Total train batch size .*= {N}\s",
         "grad_accum": rf"Gradient Accumulation steps = {N}\s",
     }
-
-    def __init__(self):
-        self.run: dict = {}
-        self.before: dict = {}
-
-    def read(self, text: str) -> dict | None:
-        found = found_in(text, _RATES)
-        if not found:
-            return None
-        done = self.end() if found.keys() & self.run.keys() else {}
-        self.run |= found
-        return done
-
-    def end(self) -> dict | None:
-        """A run says its rates up to three times, in a dict, a block and a file."""
-        done, self.run = self.run, {}
-        if done.items() <= self.before.items():
-            return {}
-        self.before = done
-        return done
 
 
 class Bar(Reader):
@@ -79,20 +55,20 @@ class LlamaFactory(Reader):
     signs = ('"current_steps"',)
     kind = "average"
     note = "elapsed times are whole seconds: an average from the first line to the last"
-    line = {"step": rf'"current_steps": {N}[,}}]', "ms": r'"elapsed_time": "([\d:]+|\d+ days?, [\d:]+)"'}
+    line = {"step": rf'"current_steps": {N}[,}}]', "ms": r'"elapsed_time": "(?:(\d+) days?, )?(\d+):(\d+):(\d+)"'}
 
     def __init__(self):
         self.ends: list[tuple[float, float]] = []
 
     def read(self, text: str) -> dict | None:
         step, elapsed = (pattern.search(text) for pattern in self._line.values())
-        if not (step and elapsed and '"loss"' in text):
-            return None if not (step and elapsed) else {}
-        seconds = 0
-        for part in elapsed[1].split(", ")[-1].split(":"):
-            seconds = seconds * 60 + int(part or 0)
-        seconds += 86400 * int(elapsed[1].split()[0]) if "day" in elapsed[1] else 0
-        now, done = (float(step[1]), seconds), {}
+        if not (step and elapsed):
+            return None
+        if '"loss"' not in text:  # a line of an evaluation
+            return {}
+        days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
+        now = float(step[1]), ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        done = {}
         if self.ends and now[0] <= self.ends[-1][0]:
             done, self.ends = self.end(), []
         self.ends = [*self.ends[:1], now]

@@ -9,7 +9,8 @@ import re
 
 from pydantic_core import from_json
 
-from harness.report.logs.reader import Reader, number
+from harness.report.lines import number
+from harness.report.logs.reader import Reader
 
 # tracked_stats of the reference implementations and of submitters -> what they are here
 _STATS = {
@@ -46,19 +47,17 @@ class MLPerf(Reader):
             key, value = entry["key"], entry["value"]
         except (ValueError, KeyError, TypeError):
             return None
-        meta = entry.get("metadata")
         if key == "tracked_stats" and isinstance(value, dict):
             found = {_STATS[k]: number(v) for k, v in value.items() if k in _STATS}
-            if None in found.values():
-                return None
+            meta = entry.get("metadata")
             step = number(meta.get("step")) if isinstance(meta, dict) else None
-            return found | ({} if step is None or not found else {"step": step})
+            if not all((x or 0) > 0 for x in found.values()):
+                return None
+            return found if step is None or not found else found | {"step": step}
         name = _FACTS.get(key) if isinstance(key, str) else None
-        if name == "gpu" and isinstance(value, str):
-            return _platform(value)
-        if name == "model" and isinstance(value, str):
-            return {"model": _MODELS.get(value, value)}
-        return {name: number(value)} if name not in (None, "gpu", "model") and number(value) else {}
+        if name in ("gpu", "model") and isinstance(value, str):
+            return _platform(value) if name == "gpu" else {"model": _MODELS.get(value, value)}
+        return {name: number(value)} if name not in (None, "gpu", "model") and (number(value) or 0) > 0 else {}
 
 
 def _platform(text: str) -> dict:

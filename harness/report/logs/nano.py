@@ -23,7 +23,7 @@ class Nanochat(Reader):
     signs = ("tok/s",)
     line = {
         "ms": rf"\bdt:? {N} ?ms|\| {N} ms \|",
-        "tokens_per_s": rf"tok/sec:? {N}[\s|]|{N} tok/s\b(?!ec)",
+        "tokens_per_s": rf"tok/sec:? {N} *[^\s\d.]|tok/sec:? (\d+\.\d\d)\s|{N} tok/s\b(?!ec)",
         "step": rf"\bstep:?\s+{N}[/ (|]",
     }
     said = ("otal batch size", "okens / micro-batch")

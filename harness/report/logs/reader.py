@@ -7,8 +7,8 @@
         facts = {"global_batch": rf"batch size: {N}\\s"}             # anywhere before the lines it holds for
         said = ("batch size:",)                                     # the same, of lines with facts alone
 
-One group a pattern is the value; SPEEDS says what a speed may be called and FACTS what else may be said. A reader that
-needs more than one line (a block, a header) overrides `read` and `end`.
+One group a pattern is the value; SPEEDS says what a speed may be called and FACTS what else may be said. A Block
+takes several lines; a reader that needs more than patterns overrides `read` and `end`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,20 @@ import math
 import re
 from typing import ClassVar, Literal
 
-SPEEDS = ("ms", "s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "steps_per_s")  # the best first
-FACTS = {"gpu", "gpus", "seq_len", "global_batch", "tokens_per_step", "grad_accum", "model", "precision", "software"}
-_TEXTS = {"gpu", "model", "precision", "software"}  # everything else is a number
+from harness.report.lines import number
+
+# What a speed may be called -> what it gives the time of, and that time in ms; the best first. Of the whole box, but
+# for the tokens of one GPU.
+SPEEDS = {
+    "ms": ("step", lambda x: x),
+    "s": ("step", lambda x: 1e3 * x),
+    "tokens_per_s_per_gpu": ("token of a GPU", lambda x: 1e3 / x),
+    "tokens_per_s": ("token", lambda x: 1e3 / x),
+    "samples_per_s": ("sample", lambda x: 1e3 / x),
+    "steps_per_s": ("step", lambda x: 1e3 / x),
+}
+_TEXTS = {"gpu", "model", "precision", "software"}
+FACTS = _TEXTS | {"gpus", "seq_len", "global_batch", "tokens_per_step", "grad_accum"}
 
 Kind = Literal["step", "mean", "average"]
 
@@ -43,20 +54,42 @@ class Reader:
         cls._facts = {key: re.compile(pattern) for key, pattern in cls.facts.items()}
 
     def read(self, text: str) -> dict | None:
-        """A cleaned line with one of `signs` -> a dict with a speed, or with facts alone; None: it could not be read
-        (two records in one line, a number cut off, nan)."""
-        for sign in self.signs:
-            if text.count(sign) > 1:
-                return None
-        found = found_in(text, self._line)
+        """A cleaned line with one of `signs` or `said` -> a dict with a speed, or with facts alone; None: it could not
+        be read (two records in one line, a number cut off, nan)."""
+        found = {}
+        signs = max(map(text.count, self.signs))
+        if signs == 1:
+            found = found_in(text, self._line)
+        elif not signs:
+            return found_in(text, self._facts)
         return None if found.keys().isdisjoint(SPEEDS) else found
-
-    def tell(self, text: str) -> dict:
-        """A cleaned line with one of `said` -> its facts."""
-        return found_in(text, self._facts)
 
     def end(self) -> dict | None:
         """The last observation, where one takes several lines."""
+
+
+class Block(Reader):
+    """An observation of several lines, each with a part: one for the second time begins the next. A block that only
+    says the one before again is none."""
+
+    def __init__(self):
+        self.block: dict = {}
+        self.before: dict = {}
+
+    def read(self, text: str) -> dict | None:
+        found = found_in(text, self._line)
+        if not found:
+            return None if any(sign in text for sign in self.signs) else found_in(text, self._facts)
+        done = self.end() if found.keys() & self.block.keys() else {}
+        self.block |= found
+        return done
+
+    def end(self) -> dict:
+        done, self.block = self.block, {}
+        if done.items() <= self.before.items():
+            return {}
+        self.before = done
+        return done
 
 
 def found_in(text: str, patterns: dict[str, re.Pattern]) -> dict:
@@ -65,18 +98,9 @@ def found_in(text: str, patterns: dict[str, re.Pattern]) -> dict:
         if match := pattern.search(text):
             value = match[match.lastindex]
             value = value.strip() if key in _TEXTS else number(value)
-            if value is not None:
+            if value or key == "step" and value is not None:
                 found[key] = value
     return found
-
-
-def number(text: object) -> float | None:
-    """A finite number above zero, or zero itself for a step; None for anything else."""
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        return None
-    return value if 0 <= value < math.inf and not isinstance(text, bool) else None
 
 
 def whole(value: float | None) -> int | None:

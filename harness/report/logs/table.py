@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import re
 
-from harness.report.logs.reader import Reader, number
+from harness.report.lines import number
+from harness.report.logs.reader import SPEEDS, Reader
 
 _STEP = r"(?:step|it|iter|iteration|batch)"
 _TIME = rf"(?:{_STEP}|exec)_?tim(?:e|ing)|time_per_{_STEP}|time_metrics_end_to_end|dt"
@@ -80,8 +81,7 @@ class Table(Reader):
         if len(names) < 2 or not all(names) or any(re.search(r"[|={}]|: ", n) for n in names):
             return None
         columns = [column(n) for n in names]
-        speeds = {"ms", "s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "steps_per_s"}
-        return cls(columns, names, delimiter) if speeds & {*columns} else None
+        return cls(columns, names, delimiter) if SPEEDS.keys() & {*columns} else None
 
     def read(self, text: str) -> dict | None:
         """A row. Raises Contradiction when two columns give one speed two values."""
@@ -89,15 +89,14 @@ class Table(Reader):
         if len(cells) != len(self.columns) or not text.endswith("\n"):
             return None
         found: dict = {}
-        said: dict = {}
+        said: dict = {}  # what a column gives -> its name and value, a speed's in ms
         for cell, known, name in zip(cells, self.columns, self.names, strict=True):
             value = number(cell.strip().replace(",", "")) if known else None
-            if value is None or (value == 0 and known != "step"):
+            if value is None or value < 0 or (value == 0 and known != "step"):
                 continue
-            other = {"s": ("ms", 1e3), "steps_per_s": ("ms", None)}.get(known, (known, 1))
-            key, same = other[0], 1e3 / value if other[1] is None else value * other[1]
-            before = found.setdefault(key, same)
-            if abs(same / before - 1 if before else same) > _SPREAD:
-                raise Contradiction(f'columns "{said[key]}" and "{name}" contradict: {before:g} and {same:g}')
-            said.setdefault(key, name)
-        return found if found.keys() - {"step", "global_batch", "seq_len", "gpus"} else None
+            given, ms = SPEEDS.get(known, (None, float))  # two speeds of one thing are one time
+            before, other = said.setdefault(given or (known,), (ms(value), name))
+            if abs(ms(value) - before) > _SPREAD * before:
+                raise Contradiction(f'columns "{other}" and "{name}" contradict: {before:g} and {ms(value):g}')
+            found.setdefault(known, value)
+        return None if found.keys().isdisjoint(SPEEDS) else found
