@@ -175,8 +175,7 @@ def _facts(run: records.Run) -> dict:
     stack = {name: None if version == "unknown" else version for name, version in stack.items()}
     stack["torch"] = stack["torch"] and stack["torch"].split("+")[0]
     stack["python"] = stack["python"] and ".".join(stack["python"].split(".")[:2])  # a patch level is no other one
-    facts |= stack
-    facts |= {"number of GPUs": run.world_size, "FLOP convention": run.flop_convention}
+    facts |= stack | {"number of GPUs": run.world_size, "FLOP convention": run.flop_convention}
     if run.model:
         facts |= {"layers": run.model.num_layers, "weights": run.model.weights}
         facts |= {f"config {k}": v for k, v in run.model.config.items() if k[:1] != "_" and k not in _IDLE_CONFIG}
@@ -204,10 +203,8 @@ def _format(run: records.Run) -> str:
 def _job(run: records.Run) -> dict:
     """What other trainers' logs may say too, by one name for all sources."""
     if run.job:
-        job = run.job
-        facts = {"trainer": job.trainer, "software": job.software, "precision": job.precision}
-        facts |= {"global batch": job.global_batch, "grad accum": job.grad_accum}
-        return facts
+        said = run.job.model_dump(exclude={"tokens_per_step"})  # rounded: rates.differences has it
+        return {key.replace("_", " "): value for key, value in said.items()}
     if run.recipe:
         r = run.recipe
         batch = r.batch_size * r.grad_accum * run.world_size / r.sp_size

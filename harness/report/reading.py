@@ -95,38 +95,33 @@ class _File:
         self.record_line = 0
 
     def read(self, facts: Sequence[str]) -> None:
+        foreign = None
         try:
             foreign = logs.read(self.path, facts, self.skipped, self.box.problems)
+            if foreign is None:
+                self._own()
         except OSError as error:
-            foreign = []
             self.box.problems.append(f"{self.path.name}: {error.strerror}")
-        if foreign is None:
-            self._own()
-        else:
-            self.box.sweeps += foreign
+        attempts = list(self.attempts.values())
+        self.box.sweeps += foreign or points.sweeps(self.path, attempts, self.last_run, self.planned, self.skipped)
         if self.skipped:
             what = ", ".join(f"{count} {name}" for name, count in self.skipped.items())
             self.box.problems.append(f"{self.path.name}: left out {what}")
 
     def _own(self) -> None:
         """Records, or a log of the guide's."""
-        try:
-            for line, piece in lines.pieces(self.path, self.skipped):
-                if isinstance(piece, str):
-                    self._text(line, piece)
-                elif piece.get("record") == "step":
-                    self._own_step(piece)
-                elif "record" in piece:
-                    self._own_record(piece)
-                elif {"step", "exec_time_ms", "tflops"} <= piece.keys():
-                    self.record_line = line
-                    self._log_step(piece)
-                else:
-                    self.strange[", ".join(piece)[:200]] += 1
-        except OSError as error:
-            self.box.problems.append(f"{self.path.name}: {error.strerror}")
-        attempts = list(self.attempts.values())
-        self.box.sweeps += points.sweeps(self.path, attempts, self.last_run, self.planned, self.skipped)
+        for line, piece in lines.pieces(self.path, self.skipped):
+            if isinstance(piece, str):
+                self._text(line, piece)
+            elif piece.get("record") == "step":
+                self._own_step(piece)
+            elif "record" in piece:
+                self._own_record(piece)
+            elif {"step", "exec_time_ms", "tflops"} <= piece.keys():
+                self.record_line = line
+                self._log_step(piece)
+            else:
+                self.strange[", ".join(piece)[:200]] += 1
         for keys, _ in self.strange.most_common(1):
             what = f"objects that are no record of schema {records.SCHEMA}, most with the keys {keys}"
             self.skipped[what] = self.strange.total()
