@@ -134,9 +134,8 @@ class _File:
             where = ".".join(map(str, first["loc"]))
             self.skipped[f"{kind} records not of schema {records.SCHEMA} ({where}: {first['msg']})"] += 1
             return
-        run_id = getattr(record, "run_id", None)
-        lists = {"attention": self.box.attention, "ceiling": self.box.ceilings}
-        lists["decomposition"] = self.box.decompositions
+        run_id, box = getattr(record, "run_id", None), self.box
+        lists = {"attention": box.attention, "ceiling": box.ceilings, "decomposition": box.decompositions}
         if isinstance(record, records.Run):
             if self.files_of_runs.setdefault(run_id, self.path.name) != self.path.name:
                 self.skipped[f"runs that {self.files_of_runs[run_id]} has too"] += 1

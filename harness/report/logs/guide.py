@@ -40,21 +40,21 @@ def guide_run(env: dict[str, str], gpu: dict[str, str], run_id: str) -> records.
         else:
             attention.mismatch = f"the header says {backend}, {package} is not installed"
     shapes = [s for s in flops.shapes() if s.startswith("llama-") and s.endswith(f"-{size}")]
-    model = {"name": size, "num_layers": 0, "parameters": 0, "config": {}}
-    if len(shapes) == 1:
-        config = flops.shape(shapes[0])
-        model = {"name": shapes[0], "num_layers": config["num_hidden_layers"], "config": config}
-        model["parameters"] = flops.parameters(config)
-    else:
-        model["uncounted"] = f"no shipped shape is a llama of {size}"
+    config = flops.shape(shapes[0]) if len(shapes) == 1 else {}
+    model = records.Model(
+        name=shapes[0] if config else size, weights="real", config=config,
+        num_layers=config.get("num_hidden_layers", 0), parameters=flops.parameters(config) if config else 0,
+        uncounted=None if config else f"no shipped shape is a llama of {size}",
+    )  # fmt: skip
     recipes = {(3, True, True, True): "long-context", (2, False, False, False): "short-context"}
-    recipe = {"name": recipes.get((zero, offload, checkpoint, liger), "custom"), "zero_stage": zero}
-    recipe |= {"offload_optimizer": offload, "grad_checkpoint": checkpoint, "use_liger": liger, "liger_applied": liger}
     taken = "read from a log in the guide's form: weights, accumulation and convention are taken as the guide's"
     return records.Run(
         kind="sweep", run_id=run_id, started="unknown", world_size=world, attention=attention,
-        gpu=records.Gpu(device="cuda", name=device, count=world), stack=records.Stack(**named),
-        model=records.Model(weights="real", **model),
-        recipe=records.Recipe(batch_size=batch, grad_accum=1, compile=False, **recipe),
+        gpu=records.Gpu(device="cuda", name=device, count=world), stack=records.Stack(**named), model=model,
+        recipe=records.Recipe(
+            name=recipes.get((zero, offload, checkpoint, liger), "custom"), zero_stage=zero, offload_optimizer=offload,
+            grad_checkpoint=checkpoint, use_liger=liger, liger_applied=liger, batch_size=batch, grad_accum=1,
+            compile=False,
+        ),
         flop_convention=flops.CONVENTION, notes=[taken],
     )  # fmt: skip

@@ -35,12 +35,8 @@ _ELSE = ("eval", "val", "validation", "test", "running", "avg")  # names that be
 _SPREAD = 0.01  # two columns of one speed may differ by rounding
 
 
-class Contradiction(ValueError):
-    """Two columns cannot both be right, or a time has no unit; the message says what to do."""
-
-
 def column(name: str) -> str | None:
-    """What a column is, by SPEEDS and FACTS; None: not known. Raises Contradiction for a time without a unit."""
+    """What a column is, by SPEEDS and FACTS; None: not known. Raises ValueError for a time without a unit."""
     short = name.strip().rpartition(" - ")[2].lower()
     words = re.sub(r"[^a-z0-9]+", "_", short).strip("_")
     if words.split("_")[0] in _ELSE or re.search("__m(?:in|ax)$", short):  # a tracker's, beside the value
@@ -52,7 +48,7 @@ def column(name: str) -> str | None:
         if re.search(rf"(?:^|_)(?:{pattern})$", words):
             return known
     if re.search(rf"(?:^|_)(?:{_TIME})$", words):
-        raise Contradiction(f'column "{name}" has no unit: call it {name}_ms or {name}_s')
+        raise ValueError(f'column "{name}" has no unit: call it {name}_ms or {name}_s')
     return None
 
 
@@ -84,7 +80,7 @@ class Table(Reader):
         return cls(columns, names, delimiter) if SPEEDS.keys() & {*columns} else None
 
     def read(self, text: str) -> dict | None:
-        """A row. Raises Contradiction when two columns give one speed two values."""
+        """A row. Raises ValueError when two columns give one speed two values."""
         cells = _cells(text.strip("\r\n"), self.delimiter)
         if len(cells) != len(self.columns) or not text.endswith("\n"):
             return None
@@ -97,6 +93,6 @@ class Table(Reader):
             given, ms = SPEEDS.get(known, (None, float))  # two speeds of one thing are one time
             before, other = said.setdefault(given or (known,), (ms(value), name))
             if abs(ms(value) - before) > _SPREAD * before:
-                raise Contradiction(f'columns "{other}" and "{name}" contradict: {before:g} and {ms(value):g}')
+                raise ValueError(f'columns "{other}" and "{name}" contradict: {before:g} and {ms(value):g}')
             found.setdefault(known, value)
         return None if found.keys().isdisjoint(SPEEDS) else found
