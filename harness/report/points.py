@@ -122,7 +122,7 @@ def _point(attempt: Attempt, run: records.Run, expected: int) -> Point:
         point.tflops = (total or logged) / point.median_ms * 1e3
         if logged is None and outcome and outcome.tflops:
             logged = outcome.tflops * point.median_ms / 1e3
-        plausible(point, run, logged / total if logged and total else None)
+        _plausible(point, run, logged / total if logged and total else None)
     return point
 
 
@@ -175,7 +175,7 @@ def _judge(point: Point, attempt: Attempt, run: records.Run, expected: int) -> N
         point.warnings.append(f"incomplete ({attempt.seen} {end})")
 
 
-def plausible(point: Point, run: records.Run, factor: float | None) -> None:
+def _plausible(point: Point, run: records.Run, factor: float | None) -> None:
     """MFU; a point no GPU could reach, or no such GPU could be so slow at, is void and says which unit is wrong."""
     known, rate, wrong = specification(run.gpu), point.tflops, None
     peak = run.gpu.peak_tflops or (known and known.dense(run.dtype))

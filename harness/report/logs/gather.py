@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import flops, records, stats
 from harness.report import points, rates
-from harness.report.box import Point, Sweep
+from harness.report.box import Point, Sweep, specification
 from harness.report.logs import facts as box_facts
 from harness.report.logs.reader import FACTS, SPEEDS, Reader, whole
 
@@ -154,7 +154,9 @@ def _point(launch: Launch, run: records.Run, seq_len: int | None, reader: Reader
         if printed := launch.last.get("tflops"):
             share = printed / done.total_tflop * times[-1] / 1e3
             notes.append(f"the log prints {printed:.4g} TFLOPS by its own count, {share:.2f} of what is recomputed")
-        points.plausible(point, run, None)
+        known = specification(run.gpu)
+        if known and (peak := known.dense(run.dtype)):
+            point.mfu = point.tflops / peak
     return point
 
 
