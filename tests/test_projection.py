@@ -85,7 +85,7 @@ def test_the_range_is_how_far_it_was_off():
 
 
 def test_the_way_back_is_the_inverse():
-    known = Calibration(library.matched(library.load().rows))
+    known = projection.published()
     there, back = known.expect(H100, B200, FP8, "experts"), known.expect(B200, H100, FP8, "experts")
     assert [back[k] for k in ("low", "middle", "high")] == pytest.approx(
         [1 / there[k] for k in ("high", "middle", "low")]
@@ -94,7 +94,7 @@ def test_the_way_back_is_the_inverse():
 
 @pytest.mark.parametrize("pair_of", [(RTX, B200), (H100, MI355X), (H100, RTX)])
 def test_a_gpu_no_pair_has_gets_the_widest_class_and_is_told(pair_of):
-    known = Calibration(library.matched(library.load().rows))
+    known = projection.published()
     found, usual = (
         known.expect(*pair_of, ("bf16", "bf16"), "dense"),
         known.expect(A100, H100, ("bf16", "bf16"), "dense"),
@@ -109,7 +109,7 @@ def test_a_gpu_no_pair_has_gets_the_widest_class_and_is_told(pair_of):
     (A100, H100, FP8, "fp8 peak of A100 SXM 80GB"), (H100, MI355X, ("bf16", "nvfp4"), None),
     (H100, gpus.by_key("MI300X"), ("bf16", "nvfp4"), "nvfp4 peak of MI300X")])  # fmt: skip
 def test_a_gpu_without_a_known_peak_is_refused(old, new, precisions, what):
-    known = Calibration(library.matched(library.load().rows))
+    known = projection.published()
     if what is None:  # its sheet has one figure for 4 bits
         assert known.expect(old, new, precisions, "dense")["peaks"] == pytest.approx(10100 / 989)
         return
@@ -159,7 +159,7 @@ def test_a_back_test_can_fail():
 
 
 def test_the_record_on_the_page_is_the_back_test():
-    record = Calibration(library.matched(library.load().rows)).record()
+    record = projection.published().record
     for found in record.values():
         assert 0.70 <= found["inside"] <= 0.90
     assert record["a later release"]["error"] < 0.05 and record["another model"]["error"] < 0.15

@@ -97,12 +97,12 @@ def project(old: Box, target: Gpu, options: Options, pair: tuple[Box, Box] | Non
     works = [library.kind_of_work(model) or "unknown"] if model else ["dense", "experts"]
     first = narrow.precision or (MATMUL[run.dtype] if run else "bf16")
     fewer = [p for p in ("fp8", "nvfp4") if DTYPES.index(p) > DTYPES.index(first)]
-    known, lines = projection.Calibration(library.matched(library.load().rows)), []
+    known, lines = projection.published(), []
     for work, precision in product(works, [narrow.new_precision] if narrow.new_precision else [first, *fewer]):
         if precision not in fewer or narrow.new_precision or known.has((first, precision), target):
             lines.append(known.expect(old.gpu, target, (first, precision), work, model))
     found = {"ratios": projection.spec_ratios(old.gpu, target), "matmul_ceilings": gate.ceilings(old, new)}
-    found |= {"nominal": projection.NOMINAL, "lines": lines, "record": known.record()}
+    found |= {"nominal": projection.NOMINAL, "lines": lines, "record": known.record}
     found["picture"] = projection.picture(old, sweep, target, pair) if pair else None
     result = _opening(old, new, options, library.load().problems) | {"projection": found}
     if sweep:

@@ -14,6 +14,7 @@ picture() is that pair. Nor does the length: the speedup falls with it in one so
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from harness import flops
 from harness.gpus import DTYPES, Gpu
 from harness.report import comparing, fits
 from harness.report.box import Box, NothingUsable, Sweep
-from harness.report.library import Pair, peak, place
+from harness.report.library import Pair, load, matched, peak, place
 
 LEAST = 5  # pairs of a class; twice as many errors to tell a range from
 CHANGES = ("in one precision", "to fewer bits", "to more bits")
@@ -184,6 +185,7 @@ class Calibration:
                 break
         return alike[min(len(alike), math.ceil(NOMINAL * (len(alike) + 1))) - 1] if alike else None
 
+    @functools.cached_property
     def record(self) -> dict[str, dict]:
         """How often it was right on pairs that were kept from it: of a model in a later release, of another model."""
         found: dict[str, list] = {"a later release": [], "another model": []}
@@ -195,6 +197,12 @@ class Calibration:
                         name = "a later release" if how == "model" else "another model"
                         found[name].append((error, self.reach(how, widths, case.model)))
         return {name: score(rows) for name, rows in found.items() if rows}
+
+
+@functools.cache
+def published() -> Calibration:
+    """Of every pair in results/published; made once, for a page asks at every price."""
+    return Calibration(matched(load().rows))
 
 
 def score(rows: list[tuple[float, float]]) -> dict:
@@ -240,10 +248,10 @@ def picture(box: Box, sweep: Sweep | None, target: Gpu, pair: tuple[Box, Box]) -
     specifications that it follows, compute at ratio**k with the k = log(measured) / log(peaks) of attention and of
     everything else in that pair. One pair, no range. Null where it has no such step, or no length or ratio is known."""
     ratios, (a, b) = spec_ratios(box.gpu, target, sweep.run.dtype if sweep else "bf16"), pair
-    compute, matched = spec_ratios(a.gpu, b.gpu)["compute"] if b.gpu else None, comparing.matched(a, b)
-    if not (matched and compute and compute != 1 and ratios["compute"] and ratios["bandwidth"]):
+    compute, decomposed = spec_ratios(a.gpu, b.gpu)["compute"] if b.gpu else None, comparing.matched(a, b)
+    if not (decomposed and compute and compute != 1 and ratios["compute"] and ratios["bandwidth"]):
         return None
-    before, after = ({x.name: x.ms for x in step.two} for _, step in matched[0])
+    before, after = ({x.name: x.ms for x in step.two} for _, step in decomposed[0])
     k = {name: math.log(before[name] / after[name]) / math.log(compute) for name in before}
     steps = []
     for n in comparing.lengths(sweep, "measured") if sweep else ():
@@ -255,7 +263,7 @@ def picture(box: Box, sweep: Sweep | None, target: Gpu, pair: tuple[Box, Box]) -
                 new_ms += ms / (ratio ** k.get(name, k["everything else"]) if follows == "compute" else ratio)
             old_ms = sweep.points[n].median_ms
             steps.append({"seq_len": n, "old_ms": old_ms, "speedup": old_ms / new_ms, "basis": parts[1]})
-    return {"pair": f"{a.name} to {b.name} at {matched[0][0][1].seq_len}", "steps": steps} if steps else None
+    return {"pair": f"{a.name} to {b.name} at {decomposed[0][0][1].seq_len}", "steps": steps} if steps else None
 
 
 def _split(box: Box, sweep: Sweep, seq_len: int) -> tuple[dict[str, float], str] | None:
