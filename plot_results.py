@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness import gpus
-from harness.report import command, decision, tables
+from harness.report import command, companions, decision, tables
 from harness.report.box import Box, NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
@@ -110,7 +110,7 @@ def filled(text: str, found: dict[str, str]) -> str:
     def table(match: re.Match) -> str:
         name, *pair = match[2].split()
         if pair:
-            made = pick(name, {"specifications": tables.specifications, "ceilings": tables.ceilings})
+            made = pick(name, {"specifications": companions.specifications, "ceilings": companions.ceilings})
             return f"{match[1]}{made(*map(gpus.by_key, pair)).markdown()}{match[3]}"
         return f"{match[1]}{pick(name, found)}{match[3]}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import gpus
-from harness.report import decision, library, projection
+from harness.report import decision, projection
 from harness.report.box import NothingUsable
 from harness.report.library import Pair, Row
 from harness.report.projection import Calibration

@@ -9,7 +9,7 @@ import pytest
 
 import plot_results
 from harness import gpus
-from harness.report import decision, tables
+from harness.report import companions, decision, tables
 from harness.report.reading import read_box
 from tests import boxes, handmade
 
@@ -112,13 +112,13 @@ def test_specifications_and_ceilings(published):
         ["fp8", "1453.4", "73.4%", "3432.5", "76.3%", "2.36"],
     ]
     pair = gpus.by_key("B200"), gpus.by_key("B300")
-    refresh = {row[0]: row[1:] for row in tables.specifications(*pair).rows}
+    refresh = {row[0]: row[1:] for row in companions.specifications(*pair).rows}
     assert refresh["fp4 dense, TFLOPS"] == ["9000", "12600", "1.40"]
     assert refresh["nvfp4 dense, TFLOPS"] == ["10000", "15000", "1.50"]
     assert refresh["memory, GB"] == ["180", "288", "1.60"]
     assert refresh["power, W"] == ["1000", "1300", "1.30"]
     assert {refresh[f"{d} dense, TFLOPS"][2] for d in ("bf16", "fp8")} == {"1.00"}
-    assert tables.ceilings(*pair).rows[0] == ["bf16", "1745.0", "77.6%", "1769.0", "78.6%", "1.01"]
+    assert companions.ceilings(*pair).rows[0] == ["bf16", "1745.0", "77.6%", "1769.0", "78.6%", "1.01"]
 
 
 def test_published_environment_and_price(published):
@@ -271,7 +271,7 @@ def test_published_folders_can_be_copied_elsewhere(tmp_path):
 def test_ceilings_of_the_boxes_stand_beside_the_published_ones():
     old = handmade.box(handmade.run(), ceilings=[(handmade.run(), handmade.ceiling("bf16", 700.0))])
     new = handmade.box(handmade.run("NVIDIA B200"), ceilings=[(handmade.run(), handmade.ceiling("bf16", 1400.0))])
-    table = tables.ceilings(old.gpu, new.gpu, old, new)
+    table = companions.ceilings(old.gpu, new.gpu, old, new)
     assert table.header[-3:] == ["H200 SXM, this box", "B200 SXM, this box", "ratio"]
     assert {row[0]: row[-3:] for row in table.rows}["bf16"] == ["700", "1400", "2.00"]
     assert len({len(row) for row in [table.header, *table.rows]}) == 1

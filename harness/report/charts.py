@@ -15,7 +15,7 @@ from pathlib import Path
 
 import vl_convert
 
-from harness.report import tables
+from harness.report.table import names, setup_name, work_name
 from harness.report.tables import View
 
 HTML = Path(__file__).with_name("html")
@@ -37,7 +37,7 @@ def rows_of(result: dict) -> list[dict]:
             label = "unknown" if p["seq_len"] is None else str(p["seq_len"])
             rows.append((label, s["value"], s["low"], s["high"], "~" if s["significant"] is False else ""))
     for line in (line for name in SECTIONS for line in result.get(name, {}).get("lines", ())):
-        label = f"{line['work'] or 'unknown'}, {line['old_precision']} -> {line['new_precision']}"
+        label = work_name(line)
         rows.append((label, line.get("median") or line.get("middle"), line["low"], line["high"], ""))
     return [
         {"label": label, "value": value, "low": low, "high": high, "end": high or value}
@@ -48,12 +48,12 @@ def rows_of(result: dict) -> list[dict]:
 
 def steps(v: View) -> str | None:
     """Two bars a pair of decomposed steps, ms by bucket."""
-    rows, names = [], tables.names(v.result)
+    rows, called = [], names(v.result)
     for step in v.result.get("speed", {}).get("buckets", ()):
         for place, (name, part) in enumerate(step["share_of_new_step"].items()):
             new_ms, ratio = part * step["new_ms"], step["ratios"].get(name)
             for side, ms in (("old", ratio and new_ms * ratio), ("new", new_ms)):
-                label = f"{names[side]}, {step['seq_len']}\n{tables.setup_name(step)}"
+                label = f"{called[side]}, {step['seq_len']}\n{setup_name(step)}"
                 rows += [{"step": label, "bucket": name.replace("_", " "), "ms": ms, "place": place}] if ms else []
     return _svg("steps", rows)
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.report import comparing, tables
+from harness.report import companions, comparing, tables
+from harness.report.table import WORDS, names, recipe_name
 from harness.report.tables import View
 from harness.report.verdict import ratio
 
@@ -99,7 +100,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def _title(v: View) -> str:
-    lines = [" and ".join(tables.names(v.result).values())]
+    lines = [" and ".join(names(v.result).values())]
     if "speed" in v.result:
         table = tables.make(v)["speedup"]
         lines[0] += ": " + table.title.partition("(")[2].rstrip(")")
@@ -111,7 +112,7 @@ def _title(v: View) -> str:
 def _panels(v: View) -> list[tuple]:
     """(title, label of the y axis, function that draws it)."""
     found: list[tuple] = []
-    old, new = tables.names(v.result).values()
+    old, new = names(v.result).values()
     if "speed" in v.result:
         per = f"{v.result['speed']['points'][0]['old']['per']}s/s"
         rate = {"tflops": "model TFLOPS per GPU", "tokens_per_s_per_gpu": "tokens/s per GPU"}.get(_quantity(v), per)
@@ -138,7 +139,7 @@ def _quantity(v: View) -> str:
 
 def _sides(v: View) -> list[tuple[str, str, dict]]:
     """(side, name, look) of the two boxes."""
-    return [(side, name, LOOKS[side]) for side, name in tables.names(v.result).items()]
+    return [(side, name, LOOKS[side]) for side, name in names(v.result).items()]
 
 
 def _at(seq_len: int | None) -> int:
@@ -180,7 +181,7 @@ def _gaps(axes: Axes, v: View) -> None:
     for x, (side, _, look) in zip((-5, 5), _sides(v), strict=True):
         at = {"xytext": (x, 4), "textcoords": "offset points", "rotation": 90, "ha": "center"}
         for p in v.result["speed"]["points"]:
-            if word := tables.WORDS.get(p[side]["outcome"]):
+            if word := WORDS.get(p[side]["outcome"]):
                 axes.annotate(word, (_at(p["seq_len"]), 0), color=look["color"], fontsize=8, fontweight="bold", **at)
 
 
@@ -267,7 +268,7 @@ def _buckets(axes: Axes, v: View) -> None:
                     frame = {"boxstyle": "round,pad=0.15", "color": "white"}
                     _note(axes, f"{bucket.ms:.0f}", x, bottom + bucket.ms / 2, -3, bbox=frame)
                 bottom += bucket.ms
-            recipe = tables.recipe_name(run.recipe) if run.recipe else ""
+            recipe = recipe_name(run.recipe) if run.recipe else ""
             labels[x] = f"{name}\n{step.seq_len} tokens\n{textwrap.fill(recipe, 18)}"
     axes.set_xticks(list(labels), list(labels.values()), fontsize=8)
     axes.set_xlim(-0.7, max(labels) + 2)  # room for the legend
@@ -277,7 +278,7 @@ def _buckets(axes: Axes, v: View) -> None:
 def _attention(axes: Axes, v: View) -> None:
     lengths: set[int] = set()
     for (_, name, look), box in zip(_sides(v), (v.old, v.new), strict=True):
-        best = tables.fastest(box)
+        best = companions.fastest(box)
         lengths |= {key[0] for key in best}
         for shape in sorted({key[1:] for key in best}):
             times = {key[0]: best[key] for key in sorted(best) if key[1:] == shape}

@@ -22,7 +22,8 @@ from markupsafe import Markup
 from harness.report import charts, cost, tables
 from harness.report.charts import HTML
 from harness.report.decision import Options
-from harness.report.tables import Table, View
+from harness.report.table import Table
+from harness.report.tables import View
 from harness.report.verdict import between
 from harness.report.verdict_text import Page
 

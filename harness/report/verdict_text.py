@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.report import tables
-from harness.report.tables import Table, known, setup_name
+from harness.report.table import Table, known, names, setup_name
 from harness.report.verdict import ratio
 
 WORDS = {True: "yes", False: "no", None: "unknown"}
@@ -21,7 +21,7 @@ class Page:
 
     def __init__(self, result: dict, console: Console):
         self.result, self.console = result, console
-        self.names = tables.names(result)
+        self.names = names(result)
         self.old, self.new = self.names.values()
 
     def show(self) -> None:
