@@ -118,7 +118,7 @@ def speedup(result: dict, *units: str) -> Table:
     points = result["speed"]["points"]
     table = Table.of(f"Speedup by sequence length ({what})", points, columns, optional=(BETWEEN, "steps"))
     if BETWEEN in table.header:
-        table.notes.append(f"{BETWEEN}: from the ratio of the memory bandwidths (0%) to that of the peaks (100%).")
+        table.notes.append(f"{BETWEEN}: from the ratio of the memory bandwidths (0%) to the ratio of the peaks (100%).")
     if compared["differences"]:
         table.notes.append(f"**Not comparable**: {'; '.join(compared['differences'])}.")
     return table
@@ -147,7 +147,7 @@ def _steps(point: dict) -> str:
 
 def _position(point: dict) -> str:
     at = point["position"]
-    return "-" if at is None else "under" if at < 0 else "over" if at > 1 else f"{at:.0%}"
+    return "-" if at is None else "below both" if at < 0 else "above both" if at > 1 else f"{at:.0%}"
 
 
 def memory(v: View) -> Table:

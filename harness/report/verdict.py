@@ -20,7 +20,7 @@ NAMES = {
 ADVICE = {
     "not worth renting": ("Not worth renting", "it loses even at the high end"),
     "rent": ("Rent one and measure", "break-even lies inside the range"),
-    "likely buy": ("Likely a buy, rent one to confirm", "it pays even at the low end"),
+    "likely buy": ("Likely worth buying; rent one to confirm", "it pays even at the low end"),
 }
 
 

@@ -88,9 +88,9 @@ class Page:
         if all(speed["fit"].values()):
             a, b = speed["fit"]["old"], speed["fit"]["new"]
             self.say(
-                f"By a fit of the sweep (off by {max(a['worst_error'], b['worst_error']):.1%} at most) "
-                f"{a['fixed_ms']:,.0f} ms of every step on {self.old} and {b['fixed_ms']:,.0f} ms on {self.new} "
-                "do not grow with the length: the host optimizer, launches."
+                f"Part of every step does not grow with the length (host optimizer, launches): {a['fixed_ms']:,.0f} ms "
+                f"on {self.old}, {b['fixed_ms']:,.0f} ms on {self.new}. This comes from a fit that is off by at most "
+                f"{max(a['worst_error'], b['worst_error']):.1%}."
             )
         for o in speed["others"]:
             ratios = ", ".join(f"{p['seq_len']}: {ratio(p['speedup'])}" for p in o["points"] if p["speedup"])
@@ -136,21 +136,25 @@ class Page:
         if p["matmul_ceilings"]["ratio"]:
             self.say(f"By the bf16 matmul ceilings: {p['matmul_ceilings']['ratio']:.2f}x.")
         self.show_table(tables.expected(p))
-        self.bullets(dict.fromkeys(f"{x['basis']}, because {x['widened']}" for x in p["lines"] if x["widened"]))
+        self.bullets(
+            dict.fromkeys(
+                f"Too little is published: {x['widened']}. Used instead: {x['basis']}"
+                for x in p["lines"]
+                if x["widened"]
+            )
+        )
         for name, r in p["record"].items():
             self.say(
-                f"Tried on {r['pairs']} pairs of {name}, unseen: {r['inside']:.0%} inside the range, its ends "
-                f" {r['width']:.2f}x apart; the middle off by {r['error']:.1%}, one in ten over {r['error_90']:.0%}."
+                f"Tried on {r['pairs']} pairs of {name}, kept from it: {r['inside']:.0%} lie inside the range. Half of "
+                f"the expected speedups are off by less than {r['error']:.1%}, nine in ten by less than "
+                f"{r['error_90']:.0%}. The high end of the range is {r['width']:.2f}x the low end."
             )
         if one := p["picture"]:
-            rows = [
-                [str(s["seq_len"]), f"{s['old_ms']:,.0f}", f"{s['speedup']:.2f}x", s["basis"]] for s in one["steps"]
-            ]
             self.say(
                 f"By length, as one pair would have it ({one['pair']}): every part of a step at the ratio it follows. "
                 "One pair, no range; whether a speedup grows with the length depends on the kernels."
             )
-            self.table(["seqlen", f"{self.old} ms", "speedup", "taken apart by"], rows)
+            self.show_table(tables.by_length(one, self.old))
 
     def fleet(self, f: dict) -> None:
         self.head(f"Fleet: {f['old']} {self.old} or {f['new']} {self.new} (workers+helpers)")
