@@ -101,7 +101,9 @@ class Sections(Page):
         groups: dict[str, list[str]] = {}
         for v in [v for v in said if v.get("yours")] or said:
             up_to = f"pays up to {between(v['decided_by']['low'], v['decided_by']['high'])} the price"
-            groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(LENGTHS.get(v["about"], v["about"]))
+            groups.setdefault(OUTCOMES.get(v["outcome"], up_to), []).append(
+                LENGTHS.get(v["about"]) or _trained(v["about"])
+            )
         if groups:
             texts = "; it ".join(f"{what} for {' and '.join(names)}" for what, names in groups.items())
             texts = texts.replace(" and ".join([*LENGTHS.values()][:3]), "every length")
@@ -180,3 +182,10 @@ def _words(table: Table) -> list[bool]:
     """Which columns are words: they stand at the left, figures at the right."""
     columns = zip(*table.rows, strict=True)
     return [2 * sum(cell[:1].isalpha() for cell in cells) > len(cells) for cells in columns]
+
+
+def _trained(work: str) -> str:
+    """dense, fp8 -> fp8 in words: dense models trained in FP8 on both."""
+    models, _, precisions = work.partition(", ")
+    old, _, new = precisions.upper().partition(" -> ")
+    return f"{models} models trained in {f'{old} on both' if old == new else f'{old} on the old, {new} on the new'}"

@@ -169,7 +169,10 @@ class Calibration:
         return sum(n for kind, n in self.sizes.items() if kind.precisions == precisions and kind.work) >= LEAST
 
     def _few(self, finer: list[Kind]) -> str:
-        return f"{self.sizes[finer[-1]]} pairs of {self.models[finer[-1]]} models are of {finer[-1]}" if finer else ""
+        if not finer:
+            return ""
+        pairs, models = self.sizes[finer[-1]], self.models[finer[-1]]
+        return f"{pairs} pairs of {models} models are of {finer[-1]}" if pairs else f"no pair is of {finer[-1]}"
 
     def _strangers(self, *both: Gpu) -> str:
         known = {label for case in self.cases for label in case.kinds[-1].gpus}
