@@ -186,6 +186,6 @@ def _words(table: Table) -> list[bool]:
 
 def _trained(work: str) -> str:
     """dense, fp8 -> fp8 in words: dense models trained in FP8 on both."""
-    models, _, precisions = work.partition(", ")
+    models, _, precisions = work.replace("experts", "mixture-of-experts").partition(", ")
     old, _, new = precisions.upper().partition(" -> ")
     return f"{models} models trained in {f'{old} on both' if old == new else f'{old} on the old, {new} on the new'}"
