@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -282,3 +283,17 @@ def test_projection_used_wrongly():
     assert code == 2
     code, _, error = upgrade("A100", "--project-to", "B200", "--precision", "fp8")
     assert code == 4 and "the dense fp8 peak of A100 SXM 80GB is not known" in error
+
+
+@pytest.mark.parametrize(
+    ("log", "given", "lacks"),
+    [
+        ("nanogpt_a100.log", [], "does not say its gpu and precision: .* --old gpu=H200 --old precision=bf16"),
+        ("mlperf_8x_gb200_llama31_8b.log", [], "does not say its precision: .* --old precision=bf16"),
+        ("mlperf_8x_gb200_llama31_8b.log", ["--old", "precision=BF16"], None),
+        ("mlperf_8x_gb200_llama31_8b.log", ["--precision", "fp8"], None),
+    ],
+)
+def test_a_log_that_does_not_say_enough_to_project_from(log, given, lacks):
+    code, page, error = upgrade(f"tests/data/logs/{log}", "--project-to", "B300", "--price-ratio", "1.2", *given)
+    assert code == (2 if lacks else 0) and (re.search(lacks, error) if lacks else "80% range" in page)

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 
 from harness import flops, records
-from harness.gpus import DTYPES, MATMUL, Gpu
+from harness.gpus import DTYPES, Gpu
 from harness.report import comparing, cost, fits, gate, library, projection, rates, verdict
-from harness.report.box import Box, NothingUsable, Point, Sweep
+from harness.report.box import Box, Missing, NothingUsable, Point, Sweep
 from harness.report.comparing import Pair
 from harness.report.published import Narrow, compare
 
@@ -88,14 +88,18 @@ def project(old: Box, target: Gpu, options: Options, pair: tuple[Box, Box] | Non
 
     pair: two measured boxes with a step taken apart, for the picture by length; old may be a GPU known by name only.
     """
-    if old.gpu is None:
-        raise NothingUsable(f"{old.name} is not in harness/gpus.toml: nothing to project with")
     new, sweeps, narrow = Box(old.folder, target.label, target), comparing.joined(old), options.narrow
     sweep = max(sweeps, key=lambda s: (s.run.dtype == "bf16", len(comparing.lengths(s, "measured"))), default=None)
     run = sweep.run if sweep else next((run for run, _ in old.decompositions), None)
+    first = narrow.precision or (library.precision_of(run.dtype) if run else "bf16")
+    said = {"gpu": run.gpu.name if run else old.name, "precision": first}
+    if lacks := [key for key, value in said.items() if not value]:
+        how = " ".join({"gpu": "--old gpu=H200", "precision": "--old precision=bf16"}[key] for key in lacks)
+        raise Missing(f"{old.folder} does not say its {' and '.join(lacks)}: write it into box.toml, or {how}")
+    if old.gpu is None:
+        raise NothingUsable(f"{old.name} is not in harness/gpus.toml: nothing to project with")
     model = narrow.model or (run.model.name if run and run.model else None)
     works = [library.kind_of_work(model) or "unknown"] if model else ["dense", "experts"]
-    first = narrow.precision or (MATMUL[run.dtype] if run else "bf16")
     fewer = [p for p in ("fp8", "nvfp4") if DTYPES.index(p) > DTYPES.index(first)]
     known, lines = projection.published(), []
     for work, precision in product(works, [narrow.new_precision] if narrow.new_precision else [first, *fewer]):

@@ -220,7 +220,7 @@ def _row(said: dict, source: str, where: str) -> Row | str:
     except KeyError:
         return f"no GPU {said['gpu']!r} in harness/gpus.toml: left out"
     word = said.pop("precision")
-    precision = next((name for part, name in PRECISIONS.items() if part in word.lower()), None)
+    precision = precision_of(word)
     if precision is None:
         return f"precision {word!r} is none of {', '.join(dict.fromkeys(PRECISIONS.values()))}: left out"
     said |= {"gpu": gpu, "precision": precision, "precision_said": word, "source": source, "where": where}
@@ -236,6 +236,11 @@ def _row(said: dict, source: str, where: str) -> Row | str:
         return f"{first['loc'][-1]} {first['input']!r}: {first['msg'].lower()}: left out"
     except (ValueError, KeyError, ZeroDivisionError) as error:
         return f"no rate from step_ms, seq_len, global_batch and gpus ({error}): left out"
+
+
+def precision_of(word: str) -> str | None:
+    """bf16, fp8, fp4 or nvfp4, by a source's word for it: BF16, amp_bf16, FP8-CS, MXFP8; None: none of these."""
+    return next((name for part, name in PRECISIONS.items() if part in word.lower()), None)
 
 
 def system(text: str) -> Gpu:

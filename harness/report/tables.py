@@ -192,7 +192,7 @@ def price(result: dict) -> Table:
     columns = {"seqlen": lambda p: length(p["seq_len"])}
     columns["break-even price ratio"] = lambda p: str(ratio(p["break_even"]))
     optional = {"per token": lambda p: p["outcome"] or "-", "change": lambda p: known(p["cost_change"], "{:+.0%}")}
-    optional |= beside(result, "cost", lambda side, p: figure(p[f"{side}_per_mtoken"]))
+    optional |= beside(result, "cost", lambda side, p: known(p[f"{side}_per_mtoken"], "{:#.3g}"))
     optional |= beside(result, "hours", lambda side, p: known(p[f"{side}_hours"], "{:,.1f}"))
     optional |= beside(result, "J/token", lambda side, p: figure(p[f"{side}_joules_per_token"]))
     title = f"Price at a ratio of {given:.2f}" if given else "Price"
