@@ -36,6 +36,12 @@ def test_measure_and_report_never_meet_and_only_measure_has_torch(path):
     assert part == "report" or not any(name.startswith("harness.report") for name in found)
 
 
+def test_the_report_names_all_of_its_files():
+    told = (ROOT / "harness/report/__init__.py").read_text()
+    files = {path.name for path in (ROOT / "harness/report").glob("*.py")} - {"__init__.py"}
+    assert files == set(re.findall(r"\w+\.py", told))
+
+
 def test_every_setting_stands_in_the_docs():
     table = (ROOT / "docs/settings.md").read_text()
     missing = [name.upper() for name in SweepSettings.model_fields if not re.search(rf"\b{name.upper()}\b", table)]
