@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.fill:
             for page in args.fill:
                 page.write_text(filled(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+                print(page)
         elif args.tables or args.table:
             names = args.table or [name for name in found if name != "verdict"]
             print("\n".join(pick(name, found) for name in names), end="")
