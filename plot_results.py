@@ -29,7 +29,7 @@ from rich.console import Console
 
 from harness import gpus
 from harness.report import command, companions, decision, tables
-from harness.report.box import Box, NothingUsable
+from harness.report.box import NothingUsable
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
 
@@ -82,8 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def asked(args: argparse.Namespace) -> tables.View:
     """Two boxes, or what others measured on two GPUs. Raises NothingUsable."""
     if args.gpus_by_name:
-        boxes = [Box(Path(), gpu.label, gpu) for gpu in args.gpus_by_name]
-        return tables.View(*boxes, None, decision.published(*args.gpus_by_name, args.options))
+        return tables.view_by_name(*args.gpus_by_name, args.options)
     old = read_box(args.old or command.PUBLISHED / "h200", args.old_facts)
     return tables.view(old, read_box(args.new or command.PUBLISHED / "b200", args.new_facts), args.options)
 

@@ -37,7 +37,7 @@ from rich.console import Console
 
 from harness import gpus
 from harness.report import command, cost, decision, published, tables
-from harness.report.box import Box, NothingUsable
+from harness.report.box import Box, NothingUsable, named
 from harness.report.reading import read_box
 from harness.report.verdict_text import Page
 
@@ -87,8 +87,7 @@ def asked(args: argparse.Namespace) -> Callable[[decision.Options], tables.View]
         new = Box(old.folder, target.label, target)
         return lambda options: tables.View(old, new, None, decision.project(old, target, options, guide))
     if args.gpus_by_name and not args.fleet:
-        old, new = (Box(Path(), gpu.label, gpu) for gpu in args.gpus_by_name)
-        return lambda options: tables.View(old, new, None, decision.published(*args.gpus_by_name, options))
+        return partial(tables.view_by_name, *args.gpus_by_name)
     old, new = box(old_path, args.fleet, args.old_facts), box(new_path, args.fleet, args.new_facts)
     return partial(tables.view, old, new)
 
@@ -97,8 +96,7 @@ def box(path: str | Path, by_name: object, facts: Sequence[str]) -> Box:
     """A measured box; with by_name also the bare specification of a GPU by that name. Raises NothingUsable."""
     if by_name and not Path(path).exists():
         with contextlib.suppress(KeyError):
-            gpu = gpus.by_key(str(path))
-            return Box(Path(), gpu.label, gpu)
+            return named(gpus.by_key(str(path)))
     return read_box(path, facts)
 
 

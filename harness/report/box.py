@@ -58,6 +58,11 @@ class Box:
     problems: list[str] = field(default_factory=list)
 
 
+def named(gpu: gpus.Gpu) -> Box:
+    """A GPU that only its name is known of: its specification, and nothing measured."""
+    return Box(Path(), gpu.label, gpu)
+
+
 class NothingUsable(ValueError):
     """No measurement in any file; the message says what was seen instead."""
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 
 from harness import flops, records
 from harness.gpus import DTYPES, Gpu
 from harness.report import comparing, cost, fits, gate, library, projection, rates, verdict
-from harness.report.box import Box, Missing, NothingUsable, Point, Sweep
+from harness.report.box import Box, Missing, NothingUsable, Point, Sweep, named
 from harness.report.comparing import Pair
 from harness.report.published import Narrow, compare
 
@@ -74,9 +73,8 @@ def decide(old: Box, new: Box, options: Options) -> dict:
 
 def published(old: Gpu, new: Gpu, options: Options) -> dict:
     """What others measured on two GPUs. Raises NothingUsable when there is no pair of what options.narrow asks for."""
-    boxes = (Box(Path(), gpu.label, gpu) for gpu in (old, new))
     found = compare(old, new, options.narrow, options.ratio)
-    return _opening(*boxes, options, library.load().problems) | {
+    return _opening(named(old), named(new), options, library.load().problems) | {
         "published": found,
         "verdict": [verdict.class_of_pairs(line, options.ratio) for line in found["lines"]],
     }

@@ -304,6 +304,12 @@ def matched(rows: Iterable[Row]) -> list[Pair]:
     return found
 
 
+@functools.cache
+def pairs() -> list[Pair]:
+    """Of everything in results/published; matched once, for a page asks at every price."""
+    return matched(load().rows)
+
+
 def _form(row: Row) -> str:
     """FP8-MX and MXFP8 are one form; fp8 with per-tensor scales (FP8, FP8-CS, amp_fp8) is another."""
     return row.precision + ("-mx" if "mx" in row.precision_said.lower() else "")

@@ -1,6 +1,6 @@
 """What to expect of a GPU nobody measured here: the ratio of dense peaks, times what published pairs reached of it.
 
-    known = Calibration(library.matched(library.load().rows))
+    known = Calibration(library.pairs())
     known.expect(old_gpu, new_gpu, ("bf16", "fp8"), "dense")            # middle, 80 % range, from which class
     known.expect(old_gpu, new_gpu, ("fp8", "fp8"), "experts", model="Qwen3_30B_a3B")    # narrowed if it was measured
 
@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from harness import flops
 from harness.gpus import DTYPES, Gpu
-from harness.report import comparing, fits
+from harness.report import comparing, fits, library
 from harness.report.box import Box, NothingUsable, Sweep
-from harness.report.library import Pair, load, matched, peak, place
+from harness.report.library import Pair, peak, place
 
 LEAST = 5  # pairs of a class; twice as many errors to tell a range from
 CHANGES = ("in one precision", "to fewer bits", "to more bits")
@@ -205,7 +205,7 @@ class Calibration:
 @functools.cache
 def published() -> Calibration:
     """Of every pair in results/published; made once, for a page asks at every price."""
-    return Calibration(matched(load().rows))
+    return Calibration(library.pairs())
 
 
 def score(rows: list[tuple[float, float]]) -> dict:

@@ -41,7 +41,7 @@ class Narrow:
 
 def compare(old: Gpu, new: Gpu, narrow: Narrow, price_ratio: float | None) -> dict:
     """Raises NothingUsable, with the nearest there is, when nothing matches."""
-    every = [p for p in library.matched(library.load().rows) if (p.old.gpu.key, p.new.gpu.key) == (old.key, new.key)]
+    every = [p for p in library.pairs() if (p.old.gpu.key, p.new.gpu.key) == (old.key, new.key)]
     pairs = sorted(
         filter(narrow.keeps, every), key=lambda p: (_line(p), p.old.model, p.old.seq_len, p.old.release or "")
     )
@@ -100,7 +100,7 @@ def _unlike(*keys: str) -> int:
 
 def coverage() -> dict[tuple[str, str], int]:
     """Pairs by the GPUs' keys, the older first; also of one GPU in two precisions."""
-    kept = filter(Narrow().keeps, library.matched(library.load().rows))
+    kept = filter(Narrow().keeps, library.pairs())
     found = Counter(
         (p.old.gpu.key, p.new.gpu.key) for p in kept if library.place(p.old.gpu) <= library.place(p.new.gpu)
     )

@@ -14,7 +14,7 @@ from functools import partial
 
 from harness import gpus, records
 from harness.report import companions, comparing, decision
-from harness.report.box import Box
+from harness.report.box import Box, named
 from harness.report.table import (
     Table,
     beside,
@@ -43,6 +43,11 @@ class View:
 
 def view(old: Box, new: Box, options: decision.Options) -> View:
     return View(old, new, comparing.pair(old, new), decision.decide(old, new, options))
+
+
+def view_by_name(old: gpus.Gpu, new: gpus.Gpu, options: decision.Options) -> View:
+    """What others measured on two GPUs. Raises NothingUsable."""
+    return View(named(old), named(new), None, decision.published(old, new, options))
 
 
 def make(v: View) -> dict[str, Table]:
